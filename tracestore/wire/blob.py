@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tracestore.wire.base import Count, EpisodeEvent, Id, Ordinal
+
+
+class Blob(EpisodeEvent):
+    """A reference from something recorded to a large or binary payload, named by its hash."""
+
+    kind: Literal["blob"] = "blob"
+    hash: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """sha256 of the payload, hex."""
+    role: str | None = None
+    """image, latent, routed_experts, memory, workspace, ..."""
+    media_type: str | None = None
+    dtype: str | None = None
+    """Where it is a tensor: float32, bfloat16, uint8, ..."""
+    shape: tuple[Count, ...] | None = None
+    size: Count | None = None
+    """Bytes."""
+    agent_id: Id | None = None
+    call_id: Id | None = None
+    completion: Ordinal | None = None
+    position: Ordinal | None = None
+    """Token index in the call's prompt ++ completion at which it stands (an image, a latent)."""

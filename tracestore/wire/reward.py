@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from tracestore.wire.base import EventBase, Id, Nanoseconds, Ordinal, Wire
+
+
+class RewardTarget(Wire):
+    """The finest thing named is what the reward is for: token span, completion, call, candidate, agent, episode."""
+
+    episode_id: Id
+    agent_id: Id | None = None
+    call_id: Id | None = None
+    completion: Ordinal | None = None
+    candidate_set_id: Id | None = None
+    member: Ordinal | None = None
+    token_start: Ordinal | None = None
+    """Index inside the completion's token ids."""
+    token_length: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+
+    @model_validator(mode="after")
+    def _finest_is_whole(self) -> Self:
+        if (self.candidate_set_id is None) != (self.member is None):
+            raise ValueError("a candidate is named by candidate_set_id and member together")
+        if (self.token_start is None) != (self.token_length is None):
+            raise ValueError("a token span has token_start and token_length")
+        if self.token_start is not None and self.completion is None:
+            raise ValueError("a token span lies in a completion: name call_id and completion")
+        if self.completion is not None and self.call_id is None:
+            raise ValueError("a completion is named by call_id and completion")
+        return self
+
+
+class Reward(EventBase):
+    """A score of something recorded; several and late ones are allowed, none replaces another."""
+
+    kind: Literal["reward"] = "reward"
+    target: RewardTarget
+    name: str
+    value: float
+    weight: float | None = None
+    """Share in the composed reward; None leaves it to the export (1)."""
+    scorer: str | None = None
+    scorer_version: str | None = None
+    at: Nanoseconds | None = None
