@@ -4,7 +4,9 @@ from typing import Literal
 
 from tracestore.wire.base import Id, Ordinal, PhasedEvent, Raw
 
-AgentStatus = Literal["ok", "failed", "budget_exhausted", "infra_error", "cancelled", "interrupted", "timeout"]
+AgentStatus = Literal[
+    "ok", "failed", "budget_exhausted", "infra_error", "cancelled", "interrupted", "timeout"
+]
 
 
 class Agent(PhasedEvent):
@@ -29,7 +31,7 @@ class Agent(PhasedEvent):
     model: str | None = None
     checkpoint: str | None = None
     trainable: bool | None = None
-    """False: its tokens are never trained. None is unknown and counts as trainable for policy-sampled tokens."""
+    """False: its tokens are never trained. None is unknown; policy-sampled tokens then count as trainable."""
     score: float | None = None
     """Its own score, apart from the episode's reward."""
     return_message: Raw | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -12,10 +13,15 @@ import numpy as np
 from pydantic_core import core_schema
 
 MAX_TOKEN_ID = 2**31 - 1
+_NoneType = type(None)
 
 
 def _from_base64(value: dict[str, Any], dtypes: tuple[str, ...]) -> np.ndarray:
-    if set(value) != {"dtype", "base64"} or value["dtype"] not in dtypes or not isinstance(value["base64"], str):
+    if (
+        set(value) != {"dtype", "base64"}
+        or value["dtype"] not in dtypes
+        or not isinstance(value["base64"], str)
+    ):
         names = " or ".join(repr(name) for name in dtypes)
         raise ValueError(f'binary arrays are {{"dtype": {names}, "base64": "..."}}')
     try:
@@ -26,6 +32,24 @@ def _from_base64(value: dict[str, Any], dtypes: tuple[str, ...]) -> np.ndarray:
     if len(data) % dtype.itemsize:
         raise ValueError(f"{len(data)} bytes are no whole number of {value['dtype']} values")
     return np.frombuffer(data, dtype=dtype)
+
+
+def _check_ids(values: Sequence[Any]) -> None:
+    # set(map(...)), min and max run in C: the position is looked for only once something is wrong.
+    if set(map(type, values)) <= {int}:
+        if not values or (min(values) >= 0 and max(values) <= MAX_TOKEN_ID):
+            return
+        out = next(i for i, token in enumerate(values) if not 0 <= token <= MAX_TOKEN_ID)
+        raise ValueError(f"token ids lie in [0, 2^31); position {out} holds {_short(values[out])}")
+    wrong = next(i for i, token in enumerate(values) if type(token) is not int)
+    raise ValueError(f"token ids are integers; position {wrong} holds {_short(values[wrong])}")
+
+
+def _short(value: Any) -> str:
+    try:
+        return repr(value)[:40]
+    except ValueError:  # more digits than Python prints
+        return "a number of thousands of digits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +71,7 @@ class TokenIds:
                 raise ValueError(f"token ids are integers, not {value.dtype}")
             ids = value
         elif isinstance(value, (list, tuple)):
-            wrong = next((i for i, token in enumerate(value) if type(token) is not int), None)
-            if wrong is not None:
-                raise ValueError(f"token ids are integers; position {wrong} holds {str(value[wrong])[:40]!r}")
-            out = next((i for i, token in enumerate(value) if not 0 <= token <= MAX_TOKEN_ID), None)
-            if out is not None:
-                raise ValueError(f"token ids lie in [0, 2^31); position {out} holds {str(value[out])[:40]}")
+            _check_ids(value)
             ids = np.asarray(value, dtype=np.int64)
         else:
             raise ValueError('token ids are an array of integers or {"dtype": "int32", "base64": "..."}')
@@ -70,7 +89,8 @@ class TokenIds:
         return len(self.data) // 4
 
     def json(self) -> list[int]:
-        return [int(token) for token in self.array]
+        ids: list[int] = self.array.tolist()
+        return ids
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
@@ -104,21 +124,33 @@ class Logprobs:
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """From a JSON array (null allowed), `{"dtype": "float32" | "float64", "base64": ...}` or numpy."""
+        """From a JSON array (null allowed), numpy, or `{"dtype": "float32" | "float64", "base64": ...}`.
+
+        The binary form lists positions without a value in an optional `"nulls": [...]`, rising.
+        """
         if isinstance(value, cls):
             return value
         if isinstance(value, dict):
-            array = _from_base64(value, ("float32", "float64"))
-            return cls(array.tobytes(), value["dtype"])
+            nulls = _null_positions(value.get("nulls"))
+            array = _from_base64({k: v for k, v in value.items() if k != "nulls"}, ("float32", "float64"))
+            if nulls and nulls[-1] >= array.size:
+                raise ValueError(f"nulls names position {nulls[-1]} of {array.size} values")
+            if nulls:
+                array = array.copy()
+                array[list(nulls)] = 0
+            return cls(array.tobytes(), value["dtype"], nulls)
         if isinstance(value, np.ndarray) and value.dtype in (np.float32, np.float64):
-            return cls(value.astype(value.dtype.newbyteorder("<")).tobytes(), value.dtype.name)  # type: ignore[arg-type]
+            return cls(value.astype(value.dtype.newbyteorder("<")).tobytes(), value.dtype.name)
         if not isinstance(value, (list, tuple)):
             raise ValueError('logprobs are an array of numbers or {"dtype": ..., "base64": "..."}')
-        wrong = next((i for i, x in enumerate(value) if x is not None and type(x) not in (int, float)), None)
-        if wrong is not None:
-            raise ValueError(f"logprobs are numbers or null; position {wrong} holds {str(value[wrong])[:40]!r}")
-        nulls = tuple(i for i, x in enumerate(value) if x is None)
-        double = np.asarray([0.0 if x is None else float(x) for x in value], dtype="<f8")
+        if not set(map(type, value)) <= {int, float, _NoneType}:
+            wrong = next(i for i, x in enumerate(value) if type(x) not in (int, float, _NoneType))
+            raise ValueError(f"logprobs are numbers or null; position {wrong} holds {_short(value[wrong])}")
+        nulls = tuple(i for i, x in enumerate(value) if x is None) if None in value else ()
+        try:
+            double = np.asarray([0.0 if x is None else float(x) for x in value], dtype="<f8")
+        except OverflowError:
+            raise ValueError("logprobs fit float64; one of these is an integer beyond it") from None
         with np.errstate(over="ignore"):
             single = double.astype("<f4")
         if np.array_equal(single.astype("<f8"), double, equal_nan=True):
@@ -138,7 +170,7 @@ class Logprobs:
         return len(self.data) // (4 if self.dtype == "float32" else 8)
 
     def json(self) -> list[float | None]:
-        values: list[float | None] = [float(x) for x in self.array]
+        values: list[float | None] = self.array.tolist()
         for position in self.nulls:
             values[position] = None
         return values
@@ -152,7 +184,18 @@ class Logprobs:
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
         number = {"anyOf": [{"type": "number"}, {"type": "null"}]}
-        return {"anyOf": [{"type": "array", "items": number}, _binary_schema("float32", "float64")]}
+        binary = _binary_schema("float32", "float64")
+        binary["properties"]["nulls"] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+        return {"anyOf": [{"type": "array", "items": number}, binary]}
+
+
+def _null_positions(value: Any) -> tuple[int, ...]:
+    nulls = value if value is not None else []
+    if not isinstance(nulls, (list, tuple)) or not all(type(position) is int for position in nulls):
+        raise ValueError("nulls is an array of positions")
+    if any(a >= b for a, b in zip((-1, *nulls), nulls, strict=False)):
+        raise ValueError("nulls are positions from 0 that rise")
+    return tuple(nulls)
 
 
 def _strict_json(logprobs: Logprobs) -> list[float | str | None]:

@@ -1,4 +1,4 @@
-"""What every wire model shares: frozen, closed to unknown fields, and opaque JSON kept as the bytes posted."""
+"""What every wire model shares: frozen, closed to unknown fields, opaque JSON kept as the bytes posted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Phase = Literal["start", "end", "whole"]
 class Raw(bytes):
     """JSON text kept as posted: a span of the body, never parsed and written again.
 
-    Equality is of bytes; `graph.canonical` compares by value. Python values given by our own code
+    Equality is of bytes; `wire.canonical` compares by value. Python values given by our own code
     (importers, tests) are written once, as ASCII, so that lone surrogates survive as escapes.
     """
 
@@ -35,7 +35,10 @@ class Raw(bytes):
 
     def value(self) -> Any:
         """The parsed value, for reading only: numbers beyond a double lose digits here, the bytes do not."""
-        return json.loads(self)
+        try:
+            return json.loads(self)
+        except ValueError:  # more digits than int() takes
+            return json.loads(self, parse_int=float)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
@@ -62,20 +65,29 @@ Nanoseconds = Annotated[int, Field(ge=0, lt=2**63)]
 """UTC nanoseconds since 1970. Times describe; they never order anything."""
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Ordinal = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def _python_shape(value: Any) -> Any:
+    if type(value) is list:
+        return tuple(value)
+    if type(value) is Raw and value == b"null":
+        return None
+    return value
 
 
 class Wire(BaseModel):
     """Frozen, and an unknown field is an error: a misspelt field must not be lost in silence."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _arrays_are_tuples(cls, data: Any) -> Any:
-        # Frozen models hold tuples, JSON gives lists; everything else stays strict ("1" is not 1).
+    def _python_shapes(cls, data: Any) -> Any:
+        # Frozen models hold tuples, JSON gives lists; a null span is the absent value. The rest stays strict.
         if isinstance(data, dict):
-            return {name: tuple(value) if type(value) is list else value for name, value in data.items()}
+            return {name: _python_shape(value) for name, value in data.items()}
         return data
 
 
@@ -85,7 +97,7 @@ class EventBase(Wire):
     v: Literal[1] = 1
     """Wire version."""
     id: Id
-    """Unique per project and kind; equal id, phase and JSON value is a duplicate, another value a conflict."""
+    """Unique per project and kind; the same again is a duplicate, another JSON value a conflict."""
     meta: Raw | None = None
     """Free JSON of the harness; the only place where unknown fields may stand."""
 

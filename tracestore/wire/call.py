@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from tracestore.wire.arrays import TokenIds
-from tracestore.wire.base import Count, Id, Nanoseconds, Ordinal, PhasedEvent, Raw, Wire
+from tracestore.wire.base import Count, Id, Int64, Nanoseconds, Ordinal, PhasedEvent, Raw, Wire
 from tracestore.wire.completion import CompletionBody
 
 Dialect = Literal["openai_chat", "openai_responses", "anthropic_messages", "text"]
@@ -15,7 +15,7 @@ class Policy(Wire):
     """Which weights answered, at dispatch."""
 
     name: str
-    version: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    version: Int64 | None = None
 
 
 class Usage(Wire):
@@ -35,14 +35,14 @@ class Attempt(Wire):
 
     started_at: Nanoseconds | None = None
     ended_at: Nanoseconds | None = None
-    status_code: int | None = None
+    status_code: Int64 | None = None
     error: str | None = None
 
 
 class CallError(Wire):
     type: str | None = None
     message: str | None = None
-    status_code: int | None = None
+    status_code: Int64 | None = None
 
 
 class Call(PhasedEvent):
@@ -63,9 +63,9 @@ class Call(PhasedEvent):
     endpoint: str | None = None
     dialect: Dialect = "openai_chat"
     request: Raw | None = None
-    """The request as sent: a JSON object with `messages`, `tools` and sampling parameters, kept byte for byte."""
+    """As sent: a JSON object with `messages`, `tools` and sampling parameters, kept byte for byte."""
     context: Literal["whole", "delta"] = "whole"
-    """`delta`: the request's messages follow the parent's context and completion, instead of repeating them."""
+    """`delta`: the request's messages follow the parent's context and completion and do not repeat them."""
     parent_call_id: Id | None = None
     """The call this one continues. Required for `delta`."""
     parent_completion: Ordinal | None = None

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from tracestore.wire.arrays import Logprobs, TokenIds
-from tracestore.wire.base import EpisodeEvent, Id, Ordinal, Raw, Wire
+from tracestore.wire.base import EpisodeEvent, Id, Int64, Ordinal, Raw, Wire
 
 
 class VersionRun(Wire):
@@ -14,7 +14,7 @@ class VersionRun(Wire):
     start: Ordinal
     """Index of the first token of the run inside the completion."""
     name: str
-    version: Annotated[int, Field(ge=-(2**63), lt=2**63)]
+    version: Int64
 
 
 class CompletionFields(Wire):
@@ -25,7 +25,7 @@ class CompletionFields(Wire):
     finish_reason: str | None = None
     """stop, length, tool_calls, ...; length is a complete call."""
     token_ids: TokenIds | None = None
-    """Sampled ids, the sampled stop token included. None: the server gave none; [] is a completion of 0 tokens."""
+    """Sampled ids, the stop token included. None: the server gave none; []: a completion of 0 tokens."""
     logprobs: Logprobs | None = None
     """As long as `token_ids`."""
     top_logprobs: Raw | None = None
@@ -43,7 +43,7 @@ class CompletionFields(Wire):
                 raise ValueError("logprobs without token_ids: post the ids they belong to")
             if len(self.logprobs) != len(self.token_ids):
                 raise ValueError(
-                    f"{len(self.logprobs)} logprobs for {len(self.token_ids)} token_ids: they must be equally long"
+                    f"{len(self.logprobs)} logprobs for {len(self.token_ids)} token_ids: one each per token"
                 )
         if self.versions is not None:
             starts = [run.start for run in self.versions]
@@ -62,3 +62,5 @@ class Completion(EpisodeEvent, CompletionFields):
     kind: Literal["completion"] = "completion"
     call_id: Id
     index: Ordinal
+    non_finite: bool | None = None
+    """True declares that NaN, Infinity and -Infinity may stand bare in this event."""

@@ -20,7 +20,7 @@ class Episode(PhasedEvent):
     split: Literal["train", "eval", "test"] | None = None
     """None is unknown and exported as train; eval and test are never trained."""
     status: EpisodeStatus | None = None
-    """infra_error is not a failure: such an episode leaves the group statistics. budget_exhausted stays in."""
+    """infra_error is no failure: such an episode leaves the group statistics. budget_exhausted stays in."""
     error: str | None = None
     stop_reason: str | None = None
     forked_from_episode_id: Id | None = None

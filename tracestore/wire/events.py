@@ -39,9 +39,7 @@ AnyEvent = (
 Event = Annotated[AnyEvent, Field(discriminator="kind")]
 EVENT: TypeAdapter[AnyEvent] = TypeAdapter(Event)
 
-MODELS: dict[str, type[AnyEvent]] = {
-    model.model_fields["kind"].default: model for model in AnyEvent.__args__  # type: ignore[attr-defined]
-}
+MODELS: dict[str, type[AnyEvent]] = {model.model_fields["kind"].default: model for model in AnyEvent.__args__}
 KINDS = tuple(MODELS)
 
 

@@ -8,7 +8,7 @@ from tracestore.wire.base import EventBase, Id, Nanoseconds, Ordinal, Wire
 
 
 class RewardTarget(Wire):
-    """The finest thing named is what the reward is for: token span, completion, call, candidate, agent, episode."""
+    """The finest thing named is scored: token span, completion, call, candidate, agent, episode."""
 
     episode_id: Id
     agent_id: Id | None = None

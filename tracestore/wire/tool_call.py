@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tracestore.wire.base import Id, Ordinal, PhasedEvent, Raw
+from tracestore.wire.base import Id, Int64, Ordinal, PhasedEvent, Raw
 
 
 class ToolCall(PhasedEvent):
@@ -20,4 +20,4 @@ class ToolCall(PhasedEvent):
     result: Raw | None = None
     status: Literal["ok", "failed", "cancelled", "timeout"] | None = None
     error: str | None = None
-    exit_status: int | None = None
+    exit_status: Int64 | None = None
