@@ -1,0 +1,48 @@
+"""How the tests run everywhere: Hypothesis profiles, threads, and what a missing trace file means."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+# Before torch or OpenBLAS is loaded: sums must not depend on how many cores this machine has.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("dev", deadline=None, print_blob=True)
+settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+REQUIRE_FIXTURES = bool(os.environ.get("TRACESTORE_REQUIRE_FIXTURES"))
+
+
+def _missing_fixture(reason: object) -> str | None:
+    """What to say instead of skipping where trace files must be present, or None for other skips."""
+    text = str(reason)
+    if REQUIRE_FIXTURES and "fixture" in text.lower():
+        return f"skipped although TRACESTORE_REQUIRE_FIXTURES is set: {text}"
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and call.excinfo is not None and (problem := _missing_fixture(call.excinfo.value)):
+        report.outcome = "failed"
+        report.longrepr = problem
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.skipped and (problem := _missing_fixture(report.longrepr)):
+        report.outcome = "failed"
+        report.longrepr = problem
+    return report

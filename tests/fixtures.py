@@ -1,0 +1,29 @@
+"""Real trace files that lie beside the repository; a test that needs one is skipped where it is absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+
+
+def fixture(name: str) -> Path:
+    """A file under `$TRACESTORE_FIXTURES`, else under `../shared/fixtures` beside the repository.
+
+    Args:
+        name: path below that folder, as the fixtures' manifest has it.
+    """
+    root = Path(os.environ.get("TRACESTORE_FIXTURES", REPO.parent / "shared" / "fixtures"))
+    path = root / name
+    if not path.is_file():
+        pytest.skip(f"no fixture {name}: TRACESTORE_FIXTURES names the folder they are in")
+    return path
+
+
+NEMO_GYM = "nemo_gym/nvidia-nemo__gym/"
+ROUND_TRIP = f"{NEMO_GYM}responses_api_models/vllm_model/tests/round_trip_test_data.json"
+COMPETITIVE = f"{NEMO_GYM}resources_servers/competitive_coding_challenges/data/example_rollouts.jsonl"
+ATROPOS = "atropos/nousresearch__atropos/environments/community/selcube/rubiks_process_results_32.jsonl.gz"

@@ -1,0 +1,62 @@
+"""Harness -> events over HTTP: record, batch, spool, retry. The standard library is enough.
+
+A rollout with a subagent, a compaction and two candidates:
+
+    with Client("http://127.0.0.1:8421") as client, client.episode(group_id="g", task_id="t") as episode:
+        main = episode.agent(role="main", model="m", policy=("actor", 3))
+        plan = main.call(messages=asked, completion=planned, prompt_token_ids=[1, 2, 3])
+        helper = main.subagent(call=plan, tool_call_id="look_up", policy=("actor", 3))
+        helper.call(messages=scope, completion=found)
+        helper.end(return_message=found["message"])
+        summary = main.call(messages=history, completion=short, parent=plan, purpose="summarize")
+        main.compaction(summary=summary, replaced=[plan], tokens_before=900, tokens_after=120)
+        tries = main.call(messages=compacted, completions=[one, other])
+        episode.candidates(tries, scores=[0.2, 0.9]).select([1], selector="judge")
+        episode.reward("correct", 1.0)
+
+A completion is a mapping with the fields of the wire (`message`, `finish_reason`, `token_ids`,
+`logprobs`, ...). Where JSON is expected, Python values are written as JSON, and `bytes` are JSON text that is
+kept as it is, so that a request can be recorded byte for byte as it was sent. Token ids and logprobs may be
+anything with `tolist()`.
+
+Events go out in batches on a background thread. `flush` and the end of the `with` block return when the
+server has them on its disk. Every event has its id before it is sent: a retry is recognised and stored once.
+"""
+
+from tracestore.client.errors import (
+    ClientClosed,
+    ClientError,
+    NotRecordable,
+    Rejected,
+    RejectedEvents,
+    RequestRefused,
+    ServerAway,
+)
+from tracestore.client.recording import (
+    Agent,
+    Call,
+    Candidate,
+    CandidateSet,
+    Client,
+    Completion,
+    Episode,
+    Group,
+)
+
+__all__ = [
+    "Agent",
+    "Call",
+    "Candidate",
+    "CandidateSet",
+    "Client",
+    "ClientClosed",
+    "ClientError",
+    "Completion",
+    "Episode",
+    "Group",
+    "NotRecordable",
+    "Rejected",
+    "RejectedEvents",
+    "RequestRefused",
+    "ServerAway",
+]

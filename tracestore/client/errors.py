@@ -1,0 +1,56 @@
+"""What can go wrong while recording; nothing that was recorded is lost by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tracestore.errors import TracestoreError
+
+
+class ClientError(TracestoreError):
+    """The client cannot do this"""
+
+
+class NotRecordable(ClientError):
+    """The value cannot be written as JSON"""
+
+
+class ClientClosed(ClientError):
+    """The client is closed"""
+
+
+class ServerAway(ClientError):
+    """The server does not answer"""
+
+    status: ClassVar[int] = 503
+
+
+class RequestRefused(ClientError):
+    """The server refuses the request as a whole"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """One event that the server did not take."""
+
+    index: int
+    """Place among the events of this client, from 0; of a drained file: its line."""
+    kind: str | None
+    id: str | None
+    status: str
+    """As the server says: invalid, conflict, ..."""
+    problem: str
+
+
+class RejectedEvents(ClientError):
+    """The server did not take some events"""
+
+    status: ClassVar[int] = 422
+
+    def __init__(self, items: Sequence[Rejected]) -> None:
+        self.items = tuple(items)
+        shown = "; ".join(f"#{one.index} {one.kind} {one.id}: {one.problem}" for one in self.items[:5])
+        more = f"; and {len(self.items) - 5} more (see .items)" if len(self.items) > 5 else ""
+        super().__init__(events=len(self.items), hint=shown + more)
