@@ -1,0 +1,96 @@
+"""Start + end = whole; what is named twice agrees or is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.factories import agent, answer, call, completion, episode, raw, tool_call
+from tests.strategies import episodes, phased
+from tracestore.graph.merge import FieldConflict, merge, merge_phases
+from tracestore.wire.arrays import TokenIds
+from tracestore.wire.base import PhasedEvent, Raw
+from tracestore.wire.events import AnyEvent
+
+
+@settings(max_examples=40)
+@given(st.data(), episodes(max_calls=4))
+def test_start_and_end_equal_the_whole(data: st.DataObject, events: list[AnyEvent]) -> None:
+    for event in events:
+        if isinstance(event, PhasedEvent):
+            assert merge_phases(data.draw(phased(event))) == event
+            break
+
+
+def test_half_an_event_keeps_its_phase() -> None:
+    start, end = episode(phase="start"), episode(phase="end", status="ok")
+    assert merge_phases([start]).phase == "start"
+    assert merge_phases([end, end.model_copy()]).phase == "end"
+    assert merge_phases([end, start]) == episode(status="ok")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_field_named_twice_with_different_values_is_a_conflict(order: int) -> None:
+    events = [episode(phase="start", task_id="a"), episode(phase="end", task_id="b")]
+    with pytest.raises(FieldConflict) as error:
+        merge(events[::order])
+    assert error.value.status == 409
+    assert error.value.values == {
+        "kind": "episode",
+        "id": "e",
+        "field": "task_id",
+        "first": "'a'",
+        "second": "'b'",
+    }
+
+
+def test_a_conflict_shows_no_more_than_the_beginning_of_long_values() -> None:
+    events = [agent(phase=phase, scope_prompt=raw(phase * 100)) for phase in ("start", "end")]
+    with pytest.raises(FieldConflict) as error:
+        merge(events)
+    assert error.value.values["first"] == '"' + ("start" * 100)[:76] + "..."
+
+
+def test_opaque_fields_agree_by_value_and_the_choice_of_spelling_ignores_the_order() -> None:
+    start = tool_call(phase="start", result=Raw(b'{"a": 1, "b": 2}'))
+    end = tool_call(phase="end", result=Raw(b'{"b":2,"a":1.0}'))
+    assert merge_phases([start, end]) == merge_phases([end, start])
+
+
+def test_a_null_says_nothing_and_agrees_with_everything() -> None:
+    start = episode(phase="start").model_copy(update={"status": None})
+    start.model_fields_set.add("status")
+    assert merge_phases([start, episode(phase="end", status="ok")]) == episode(status="ok")
+
+
+def test_halves_that_make_no_valid_whole_are_a_conflict() -> None:
+    start = call("c", phase="start", parent="p", prompt_ids=[1])
+    end = call("c", None, phase="end", parent="p", prompt_ids_delta=[1])
+    with pytest.raises(FieldConflict, match="prompt_token_ids or prompt_token_ids_delta"):
+        merge([start, end])
+
+
+def test_a_completion_posted_alone_may_add_to_that_of_its_call() -> None:
+    merged = merge([call("c", (), answer("a")), completion("c", 0, answer("a", ids=[1]))])
+    body = merged.completions["c", 0]
+    assert body.token_ids == TokenIds.of([1])
+    assert body.message == answer("a").message
+    assert merged.of("call")["c"].completions is None
+
+
+def test_two_completions_at_one_place_must_agree() -> None:
+    with pytest.raises(FieldConflict, match=r"id='c\[0\]', field='message'"):
+        merge([call("c", (), "a"), completion("c", 0, "b")])
+
+
+def test_a_completion_with_other_logprobs_than_ids_is_a_conflict() -> None:
+    first = completion("c", 0, answer("a", ids=[1, 2], logprobs=()))
+    second = completion("c", 0, answer("a", ids=[1], logprobs=[-1.0]), id="other")
+    with pytest.raises(FieldConflict, match="token_ids"):
+        merge([first, second])
+
+
+def test_repeats_change_nothing() -> None:
+    events = [call("c", (), answer("a", ids=[1]), usage=None), call("c", (), answer("a", ids=[1]))]
+    assert merge(events) == merge(events[:1])

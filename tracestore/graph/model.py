@@ -1,0 +1,117 @@
+"""The message graph of one episode as frozen values.
+
+Contexts form a trie of messages. A node's key hashes the path to it, so two calls that saw the same
+messages share the node whatever the order in which they came, and a trie built twice has the same keys.
+The message that a call sampled is named by its (call, index), not by its node: equal siblings are several
+completions at one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Literal
+
+from tracestore.wire.agent import Agent
+from tracestore.wire.blob import Blob
+from tracestore.wire.call import Call
+from tracestore.wire.candidate_set import CandidateSelection, CandidateSet
+from tracestore.wire.completion import CompletionFields
+from tracestore.wire.consumption import Consumption
+from tracestore.wire.context_edit import ContextEdit
+from tracestore.wire.episode import Episode
+from tracestore.wire.gap import Gap
+from tracestore.wire.group import Group
+from tracestore.wire.reward import Reward
+from tracestore.wire.snapshot import Snapshot
+from tracestore.wire.tool_call import ToolCall
+
+CompletionKey = tuple[str, int]
+"""(call id, index among the call's completions)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A message at one place of the trie."""
+
+    key: bytes
+    """16 bytes: `match.node_key(parent, match_hash)`."""
+    parent: bytes | None
+    """Key of the message before it; None for the first of a context."""
+    match_hash: bytes
+    """Hash of the message's value, see `match.match_hash`."""
+    depth: int
+    """Messages before it on its path."""
+    role: str | None
+    """None where neither the message nor its position says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Which completion a call continues, and how that is known."""
+
+    parent: CompletionKey | None
+    how: Literal["named", "inferred", "matched", "ambiguous", "none"]
+    """named: the call says so. inferred: it names the call, and equal siblings or the context tell which
+    completion. matched: the only completion at the deepest such node of its context. ambiguous: several
+    fit at the deepest node, where the message is therefore only observed; `parent` is the one found above
+    it, if any. none: it continues nothing that is here."""
+    exact: bool
+    """Whether the parent's completion stands in the call's context, message for message. False after text
+    drift (stripped thinking, a rewritten answer), and for a completion without a message."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Everything recorded of one episode; equal for equal sets of events. Dicts are in key order."""
+
+    group: Group | None
+    """The episode's group, where its event was among the events."""
+    episode: Episode | None
+    """None: only its parts have come."""
+    agents: dict[str, Agent]
+    calls: dict[str, Call]
+    """Their `completions` are None: those of a call and those posted on their own stand in
+    `completions`."""
+    completions: dict[CompletionKey, CompletionFields]
+    tool_calls: dict[str, ToolCall]
+    context_edits: dict[str, ContextEdit]
+    candidate_sets: dict[str, CandidateSet]
+    candidate_selections: dict[str, CandidateSelection]
+    rewards: dict[str, Reward]
+    gaps: dict[str, Gap]
+    snapshots: dict[str, Snapshot]
+    blobs: dict[str, Blob]
+    consumptions: dict[str, Consumption]
+    nodes: dict[bytes, Node]
+    prompt_node: dict[str, bytes | None]
+    """Last message of a call's context; None for an empty context and for a pending call."""
+    completion_node: dict[CompletionKey, bytes]
+    """Last message of a completion. Missing where it has none, or its call's context is not known yet."""
+    links: dict[str, Link]
+    pending: frozenset[str]
+    """Delta calls whose context is not known: the parent, or the completion they continue, has not come."""
+
+    def path(self, key: bytes | None) -> tuple[Node, ...]:
+        """The nodes from the root to a key, both included; () for None."""
+        return tuple(self.up(key))[::-1]
+
+    def up(self, key: bytes | None) -> Iterator[Node]:
+        """The nodes from a key to its root."""
+        while key is not None:
+            node = self.nodes[key]
+            yield node
+            key = node.parent
+
+    def completions_of(self, call_id: str) -> tuple[CompletionKey, ...]:
+        """The call's completions that have come, by index."""
+        return self._by_call.get(call_id, ())
+
+    @cached_property
+    def _by_call(self) -> dict[str, tuple[CompletionKey, ...]]:
+        return {
+            call_id: tuple(keys)
+            for call_id, keys in groupby(sorted(self.completions), key=lambda key: key[0])
+        }

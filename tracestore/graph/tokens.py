@@ -1,0 +1,72 @@
+"""Graph -> the token ids a call read and sampled, exactly as recorded.
+
+    prompt ids of a delta = prompt ids of the parent ++ ids of the completion it continues ++ its own delta
+
+Nothing is ever tokenised here: ids that were not recorded are None.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracestore.graph.model import CompletionKey, Graph
+
+TokenArray = NDArray[np.int32]
+"""int32 [T]; read-only where it is the recorded buffer itself."""
+
+
+def prompt_ids(graph: Graph, call_id: str) -> TokenArray | None:
+    """The ids that a call read, int32 [T]; None where they, or those they follow, were not recorded.
+
+    Raises:
+        KeyError: no such call.
+    """
+    pieces: list[TokenArray] = []
+    seen: set[str] = set()
+    while True:
+        call = graph.calls[call_id]
+        if call.prompt_token_ids is not None:
+            pieces.append(call.prompt_token_ids.array)
+            break
+        parent = graph.links[call_id].parent
+        # Delta ids follow the parent that the call names, never one that was found by matching.
+        if call.prompt_token_ids_delta is None or parent is None or parent[0] != call.parent_call_id:
+            return None
+        sampled = completion_ids(graph, parent)
+        if sampled is None or call_id in seen:
+            return None
+        seen.add(call_id)
+        pieces += [call.prompt_token_ids_delta.array, sampled]
+        call_id = parent[0]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces[::-1])
+
+
+def completion_ids(graph: Graph, key: CompletionKey) -> TokenArray | None:
+    """The ids that were sampled, int32 [T]; None where the server gave none or no such completion has
+    come."""
+    completion = graph.completions.get(key)
+    if completion is None or completion.token_ids is None:
+        return None
+    return completion.token_ids.array
+
+
+def is_ids_incomplete(graph: Graph, call_id: str) -> bool:
+    """Whether some, but not all, of the sampled ids of a call were recorded, as far as its usage can tell.
+
+    Servers count a stop token that they strip, or do not; both counts pass. Calls without any ids are not
+    incomplete: they have none. Source: vllm#27482 and #29074, where a tool parser in streaming mode drops
+    ids.
+    """
+    keys = graph.completions_of(call_id)
+    ids = [graph.completions[key].token_ids for key in keys]
+    if all(one is None for one in ids):
+        return False
+    if any(one is None for one in ids):
+        return True
+    usage = graph.calls[call_id].usage if call_id in graph.calls else None
+    if usage is None or usage.completion_tokens is None:
+        return False
+    recorded = sum(len(one) for one in ids if one is not None)
+    stripped = sum(graph.completions[key].stop_token_stripped is True for key in keys)
+    return not recorded <= usage.completion_tokens <= recorded + stripped
