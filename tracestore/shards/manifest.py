@@ -1,0 +1,172 @@
+"""What an export holds and how to check it: one JSON file, written last.
+
+An export without a manifest is an unfinished one. `manifest_hash` names an export: the sha256 of the
+manifest's canonical JSON, in which no clock, host, path or worker count stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tracestore.errors import TracestoreError
+from tracestore.shards.schema import SCHEMA_VERSION, schema_hash
+
+MANIFEST_NAME = "manifest.json"
+
+
+class NotAnExport(TracestoreError):
+    """The folder holds no finished export."""
+
+
+class ManifestCorrupt(TracestoreError):
+    """The manifest is damaged."""
+
+
+class OtherSchema(TracestoreError):
+    """The export was written with another shard schema."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ShardEntry(_Frozen):
+    """One shard file."""
+
+    file: str
+    rows: int
+    samples: int
+    tokens: int
+    """Each stored token once, trained or not."""
+    trained_tokens: int
+    size: int
+    """Bytes."""
+    sha256: str
+    """Of the file."""
+    content_hash: str
+    """Of the values, independent of compression."""
+
+
+class Conservation(_Frozen):
+    """Where every sampled token of the snapshot went: sampled = trained + sum of excluded."""
+
+    sampled_tokens: int
+    trained_tokens: int
+    excluded: dict[str, int]
+    """Tokens by reason label; reasons without tokens are left out."""
+    completions: int
+    """Completions with token ids."""
+    no_token_ids_calls: int
+    """Answered calls without ids: not part of the sum."""
+    no_token_ids_tokens: int | None
+    """What their usage says they sampled, where any of them says it."""
+
+    @property
+    def excluded_tokens(self) -> int:
+        return sum(self.excluded.values())
+
+    @property
+    def holds(self) -> bool:
+        return self.sampled_tokens == self.trained_tokens + self.excluded_tokens
+
+
+class Manifest(_Frozen):
+    """The list of shards, with everything needed to check them."""
+
+    format: Literal["tracestore-export"] = "tracestore-export"
+    schema_version: int = SCHEMA_VERSION
+    schema_hash: str
+    project: str
+    snapshot: int
+    """Commit position of the store that was read."""
+    spec: dict[str, Any]
+    spec_hash: str
+    tokenizer_hash: str | None = None
+    """None: recorded ids only, no tokenizer took part."""
+    template_hash: str | None = None
+    libraries: dict[str, str]
+    """Versions that the bytes depend on."""
+    shards: tuple[ShardEntry, ...]
+    groups: int
+    """Groups of the snapshot, open ones and those without a trained token included."""
+    rows: int
+    samples: int
+    causes: dict[str, int]
+    """Samples by why they begin."""
+    conservation: Conservation
+    notes: tuple[str, ...] = ()
+    """What a reader should know, such as why an export has no rows."""
+    tombstones: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def manifest_hash(self) -> str:
+        return hashlib.sha256(self._canonical()).hexdigest()
+
+    def _canonical(self) -> bytes:
+        value = self.model_dump(mode="json")
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Written beside its name, fsynced, renamed: the export exists from here on."""
+    text = json.dumps(
+        {"manifest_hash": manifest.manifest_hash, "manifest": manifest.model_dump(mode="json")},
+        sort_keys=True,
+        indent=1,
+    )
+    partial = folder / f".{MANIFEST_NAME}.partial"
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, folder / MANIFEST_NAME)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of an export, checked against its own hash and this version's schema.
+
+    Raises:
+        NotAnExport: there is no manifest.
+        ManifestCorrupt: it does not parse, or its content is not what its hash says.
+        OtherSchema: the shards have another schema version or other fields.
+    """
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        raise NotAnExport(
+            path=str(folder), hint="a manifest is written last: export again into an empty folder"
+        )
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        body = value["manifest"]
+        version = body["schema_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ManifestCorrupt(path=str(path), problem=str(error), hint="export again") from error
+    if version != SCHEMA_VERSION:
+        raise OtherSchema(
+            path=str(path), found=version, expected=SCHEMA_VERSION, hint="export again with this version"
+        )
+    try:
+        manifest = Manifest.model_validate(body)
+    except ValidationError as error:
+        raise ManifestCorrupt(path=str(path), problem=str(error), hint="export again") from error
+    if manifest.manifest_hash != value.get("manifest_hash"):
+        raise ManifestCorrupt(
+            path=str(path),
+            found=manifest.manifest_hash,
+            expected=value.get("manifest_hash"),
+            hint="the file was changed after it was written; export again",
+        )
+    if manifest.schema_hash != schema_hash():
+        raise OtherSchema(path=str(path), found=manifest.schema_hash, expected=schema_hash())
+    return manifest

@@ -1,0 +1,95 @@
+"""Rows -> one shard file, seen whole or not at all.
+
+An Arrow IPC file, one record batch per row, written beside its name, fsynced, then renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from tracestore.shards.batch import ContentHash, to_batch
+from tracestore.shards.manifest import ShardEntry
+from tracestore.shards.row import Row
+from tracestore.shards.schema import SCHEMA
+
+Compression = Literal["zstd", "lz4", "none"]
+
+
+def write_shard(path: Path, rows: Iterable[Row], *, compression: Compression = "zstd") -> ShardEntry | None:
+    """Writes rows as one shard and says what is in it; None, and no file, when there are no rows.
+
+    Rows are written as they come: memory stays at one row. On any error no file of that name appears.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    written = _Written()
+    try:
+        with partial.open("wb") as file:
+            with pa.ipc.new_file(file, SCHEMA, options=_options(compression)) as writer:
+                for row in rows:
+                    batch = to_batch(row)
+                    writer.write_batch(batch)
+                    written.add(row, batch)
+            file.flush()
+            os.fsync(file.fileno())
+        if written.rows == 0:
+            return None
+        size, sha256 = partial.stat().st_size, file_sha256(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    fsync_folder(path.parent)
+    return written.entry(path.name, size=size, sha256=sha256)
+
+
+class _Written:
+    """What has been written so far."""
+
+    def __init__(self) -> None:
+        self.rows = self.samples = self.tokens = self.trained_tokens = 0
+        self.content = ContentHash()
+
+    def add(self, row: Row, batch: pa.RecordBatch) -> None:
+        self.rows += 1
+        self.samples += len(row.samples)
+        self.tokens += len(row.token_ids)
+        self.trained_tokens += row.num_trained
+        self.content.add(batch)
+
+    def entry(self, file: str, *, size: int, sha256: str) -> ShardEntry:
+        return ShardEntry(
+            file=file,
+            rows=self.rows,
+            samples=self.samples,
+            tokens=self.tokens,
+            trained_tokens=self.trained_tokens,
+            size=size,
+            sha256=sha256,
+            content_hash=self.content.hexdigest(),
+        )
+
+
+def _options(compression: Compression) -> pa.ipc.IpcWriteOptions:
+    if compression == "none":
+        return pa.ipc.IpcWriteOptions()
+    return pa.ipc.IpcWriteOptions(compression=pa.Codec(compression, 1 if compression == "zstd" else None))
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file's bytes, hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fsync_folder(path: Path) -> None:
+    """Makes a rename inside the folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
