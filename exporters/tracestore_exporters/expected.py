@@ -1,0 +1,236 @@
+"""Graphs -> what each sampled token of a shard should say, by rules written a second time.
+
+For `verify`: nothing of the exporter's masks is used, but for one thing: where an episode holds images or
+latents, which of its tokens they exclude is asked of the exporter itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracestore.graph.model import CompletionKey, Graph
+from tracestore.graph.tokens import prompt_ids
+from tracestore.shards.reasons import Reason
+from tracestore.wire.completion import CompletionFields
+from tracestore_exporters.rows import GroupInfo, plan_row
+from tracestore_exporters.spec import Spec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expected:
+    """One completion as the store has it."""
+
+    prompt: np.ndarray | None
+    ids: np.ndarray
+    logprobs: np.ndarray
+    """float64, 0 where there is no usable value."""
+    has_logprob: np.ndarray
+    reason: np.ndarray
+
+
+def expected_of_group(graphs: Mapping[str, Graph], spec: Spec) -> dict[tuple[str, str, int], Expected]:
+    """Every placeable completion of a group: those with ids whose call is recorded."""
+    found: dict[tuple[str, str, int], Expected] = {}
+    for episode_id, graph in graphs.items():
+        rules = _Rules(graph, spec)
+        overruled = _media_reasons(graph, spec, episode_id)
+        for key, completion in graph.completions.items():
+            if completion.token_ids is None or len(completion.token_ids) == 0 or key[0] not in graph.calls:
+                continue
+            prompt = prompt_ids(graph, key[0])
+            reason = overruled.get(key)
+            if reason is None:
+                reason = rules.reason(key, completion, prompt)
+            has, values = _logprobs(completion)
+            found[(episode_id, *key)] = Expected(prompt, completion.token_ids.array, values, has, reason)
+    return found
+
+
+def _logprobs(completion: CompletionFields) -> tuple[np.ndarray, np.ndarray]:
+    """(has a usable value, values as float64)."""
+    length = 0 if completion.token_ids is None else len(completion.token_ids)
+    if completion.logprobs is None:
+        return np.zeros(length, dtype=bool), np.zeros(length)
+    values = completion.logprobs.array.astype(np.float64)
+    nulls = set(completion.logprobs.nulls)
+    # -9999 and lower: vLLM's clamp. -100: the floor of MLX servers. Neither is a probability.
+    has = np.asarray(
+        [
+            i not in nulls and -9999 < value < np.inf and value != -100
+            for i, value in enumerate(values.tolist())
+        ],
+        dtype=bool,
+    )
+    return has, np.where(has, values, 0.0)
+
+
+class _Rules:
+    """Why a token trains or not, said a second time, from the entities alone."""
+
+    def __init__(self, graph: Graph, spec: Spec) -> None:
+        self._graph = graph
+        self._spec = spec
+        self._banned = dict(self._edits()) | dict(self._candidates())
+        # An edit's verdict is asked before a candidate set's.
+        self._banned |= dict(self._edits())
+
+    def reason(
+        self, key: CompletionKey, completion: CompletionFields, prompt: np.ndarray | None
+    ) -> np.ndarray:
+        assert completion.token_ids is not None
+        length = len(completion.token_ids)
+        whole = self._whole(key, completion, prompt)
+        if whole is not None:
+            return np.full(length, whole, dtype=np.uint8)
+        reasons = np.zeros(length, dtype=np.uint8)
+        if self._spec.objective == "rl":
+            if completion.logprobs is not None:
+                reasons[~_logprobs(completion)[0]] = Reason.LOGPROB_INVALID
+            for run in completion.versions or ():
+                foreign = self._spec.policies is not None and run.name not in self._spec.policies
+                until = min(
+                    (r.start for r in completion.versions or () if r.start > run.start), default=length
+                )
+                if foreign:
+                    reasons[run.start : until] = Reason.OTHER_POLICY
+        if prompt is not None and len(prompt) == 0:
+            reasons[0] = Reason.NO_TARGET
+        return reasons
+
+    def _whole(
+        self, key: CompletionKey, completion: CompletionFields, prompt: np.ndarray | None
+    ) -> Reason | None:
+        """The reason that holds for all of a completion; questions in the documented order."""
+        graph, spec = self._graph, self._spec
+        call = graph.calls[key[0]]
+        agent = graph.agents.get(call.agent_id)
+        episode = graph.episode
+        auxiliary = call.purpose in ("judge", "verify", "title")
+        purposes = spec.purposes
+        listed = purposes is not None and (call.purpose or "act") in purposes
+        status = None if episode is None else episode.status
+        split = "train" if episode is None or episode.split is None else episode.split
+        questions = (
+            (episode is not None and episode.inference_only is True, Reason.INFERENCE_ONLY),
+            (status == "infra_error", Reason.INFRA_ERROR),
+            (split not in spec.splits, Reason.SPLIT),
+            (status is not None and status not in spec.statuses, Reason.EPISODE_EXCLUDED),
+            (
+                spec.objective == "rl" and agent is not None and agent.trainable is False,
+                Reason.AGENT_NOT_TRAINABLE,
+            ),
+            (not self._authored(key, completion), Reason.OTHER_POLICY),
+            (not listed if purposes is not None else auxiliary, Reason.PURPOSE),
+            (self._is_broken(key, completion), Reason.CALL_INCOMPLETE),
+            (prompt is None or self._has_missing_ids(key[0]), Reason.IDS_INCOMPLETE),
+        )
+        return next((reason for holds, reason in questions if holds), None) or self._banned.get(key)
+
+    def _authored(self, key: CompletionKey, completion: CompletionFields) -> bool:
+        """Whether the spec's policy (or model) wrote any of it."""
+        call, spec = self._graph.calls[key[0]], self._spec
+        if spec.objective == "sft":
+            return spec.models is None or (call.model is not None and call.model in spec.models)
+        named = [run.name for run in completion.versions or ()]
+        if not named and call.policy is not None:
+            named = [call.policy.name]
+        if spec.policies is not None:
+            return any(name in spec.policies for name in named)
+        agent = self._graph.agents.get(call.agent_id)
+        same_model = agent is None or agent.model is None or call.model is None or agent.model == call.model
+        return bool(named) or same_model
+
+    def _is_broken(self, key: CompletionKey, completion: CompletionFields) -> bool:
+        call = self._graph.calls[key[0]]
+        return (
+            call.status in ("failed", "aborted")
+            or call.phase == "start"
+            or completion.partial is True
+            or completion.finish_reason in ("abort", "aborted", "error")
+        )
+
+    def _has_missing_ids(self, call_id: str) -> bool:
+        answers = [c for (owner, _), c in self._graph.completions.items() if owner == call_id]
+        if any(answer.token_ids is None for answer in answers):
+            return True
+        usage = self._graph.calls[call_id].usage
+        if usage is None or usage.completion_tokens is None:
+            return False
+        fewest = sum(len(answer.token_ids or ()) for answer in answers)
+        most = fewest + sum(answer.stop_token_stripped is True for answer in answers)
+        return usage.completion_tokens < fewest or usage.completion_tokens > most
+
+    def _edits(self) -> Iterator[tuple[CompletionKey, Reason]]:
+        by_completion: dict[CompletionKey, list[tuple[str | None, str | None]]] = defaultdict(list)
+        for edit in self._graph.context_edits.values():
+            for key in self._graph.completions:
+                own = key[0] == edit.author_call_id
+                if own and edit.author_completion in (None, key[1]):
+                    by_completion[key].append((edit.author, edit.status))
+        for key, verdicts in by_completion.items():
+            if any(author in ("other_model", "harness") for author, _ in verdicts):
+                yield key, Reason.OTHER_POLICY
+            elif all(status in ("rejected", "cancelled", "failed") for _, status in verdicts):
+                yield key, Reason.EDIT_NOT_ACCEPTED
+
+    def _candidates(self) -> Iterator[tuple[CompletionKey, Reason]]:
+        graph = self._graph
+        kept: set[CompletionKey] = set()
+        dropped: set[CompletionKey] = set()
+        for set_id, one in graph.candidate_sets.items():
+            verdicts = [s for s in graph.candidate_selections.values() if s.candidate_set_id == set_id]
+            if not verdicts:
+                continue
+            stated = [v.treatment for v in sorted(verdicts, key=lambda v: v.id) if v.treatment is not None]
+            treatment = stated[-1] if stated else self._spec.candidates
+            for index, member in enumerate(one.members):
+                if member.call_id is not None:
+                    keys = {(member.call_id, member.completion)}
+                else:
+                    keys = {key for key in graph.completions if self._is_under(key[0], member.agent_id)}
+                if any(index in verdict.selected for verdict in verdicts):
+                    kept |= keys
+                elif treatment == "exclude":
+                    dropped |= keys
+        for key in dropped - kept:
+            yield key, Reason.CANDIDATE_EXCLUDED
+
+    def _is_under(self, call_id: str, agent_id: str | None) -> bool:
+        """Whether a call belongs to an agent or to one below it."""
+        call = self._graph.calls.get(call_id)
+        current = None if call is None else call.agent_id
+        seen: set[str] = set()
+        while current is not None and current not in seen:
+            if current == agent_id:
+                return True
+            seen.add(current)
+            agent = self._graph.agents.get(current)
+            current = None if agent is None else agent.parent_agent_id
+        return False
+
+
+def _media_reasons(graph: Graph, spec: Spec, episode_id: str) -> dict[CompletionKey, np.ndarray]:
+    """The exporter's own reasons, for an episode in which images or latents stand; {} for all others."""
+    has_blobs = any(blob.role in ("image", "audio", "video", "latent") for blob in graph.blobs.values())
+    has_parts = any(
+        hint in (call.request or b"")
+        for call in graph.calls.values()
+        for hint in (b"image", b"audio", b"video")
+    )
+    if not has_blobs and not has_parts:
+        return {}
+    row = plan_row([graph], spec, GroupInfo(project="", episode_ids=(episode_id,)))
+    found: dict[CompletionKey, list[np.ndarray]] = defaultdict(list)
+    segments = row.segments
+    for completion, start, length in zip(
+        segments.completion.tolist(), segments.start.tolist(), segments.length.tolist(), strict=True
+    ):
+        if completion >= 0:
+            entry = row.completions[completion]
+            key = row.calls[entry.call].call_id, entry.index
+            found[key].append(row.reason[start : start + length])
+    return {key: np.concatenate(pieces) for key, pieces in found.items()}

@@ -1,0 +1,247 @@
+"""Sampled tokens -> reasons: whether each is trained, and if not the first reason why.
+
+Order of the questions: episode, agent, call, completion, token. Copies need no rule: a re-inserted summary,
+a kept tail, a finding or a forked history stands in prompts, and only a completion's own segment is
+sampled.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from tracestore.graph.model import CompletionKey, Graph
+from tracestore.graph.tokens import is_ids_incomplete
+from tracestore.shards.reasons import Reason
+from tracestore.wire.arrays import Logprobs
+from tracestore.wire.call import Call
+from tracestore.wire.candidate_set import CandidateSelection, CandidateSet, Treatment
+from tracestore.wire.completion import CompletionFields
+from tracestore_exporters.spec import Spec
+from tracestore_exporters.units import Unit, first_latent, has_unplaced_media
+
+SENTINELS = (-9999.0, -100.0)
+"""Values that servers put where they have no logprob: vLLM clamps to -9999, MLX servers clip to -100. A token
+sampled at exactly one of them does not happen."""
+
+_BROKEN_FINISH = frozenset({"abort", "aborted", "error"})
+_NOT_ACCEPTED = frozenset({"rejected", "cancelled", "failed"})
+
+
+def usable_logprobs(logprobs: Logprobs) -> np.ndarray:
+    """bool [T]: where a value was reported that can be a log-probability."""
+    values = logprobs.array
+    usable: np.ndarray = np.isfinite(values) & (values > SENTINELS[0])
+    usable &= values != SENTINELS[1]
+    if logprobs.nulls:
+        usable[list(logprobs.nulls)] = False
+    return usable
+
+
+class Masks:
+    """The rules of one episode under one spec."""
+
+    def __init__(self, graph: Graph, spec: Spec) -> None:
+        self._graph = graph
+        self._spec = spec
+        self.of_episode = episode_reason(graph, spec)
+        self.treatments = treatments(graph, spec)
+        self._rejected = _rejected(graph, self.treatments)
+        self._edits = _edit_reasons(graph)
+        self._usable: dict[CompletionKey, np.ndarray] = {}
+
+    def reasons(self, unit: Unit) -> np.ndarray:
+        """uint8 [T of the completion]."""
+        whole = (
+            self.of_episode or self._of_agent(unit.call) or self._of_call(unit) or self._of_completion(unit)
+        )
+        if whole is not None:
+            return np.full(len(unit.ids), whole, dtype=np.uint8)
+        return self._of_tokens(unit)
+
+    def usable(self, unit: Unit) -> np.ndarray:
+        """bool [T of the completion]: where it has a usable logprob."""
+        known = self._usable.get(unit.key)
+        if known is None:
+            logprobs = self._graph.completions[unit.key].logprobs
+            known = np.zeros(len(unit.ids), dtype=bool) if logprobs is None else usable_logprobs(logprobs)
+            self._usable[unit.key] = known
+        return known
+
+    def _of_agent(self, call: Call) -> Reason | None:
+        agent = self._graph.agents.get(call.agent_id)
+        untrainable = agent is not None and agent.trainable is False
+        return Reason.AGENT_NOT_TRAINABLE if untrainable and self._spec.objective == "rl" else None
+
+    def _of_call(self, unit: Unit) -> Reason | None:
+        call = unit.call
+        completion = self._graph.completions[unit.key]
+        if not self._is_ours(call, completion):
+            return Reason.OTHER_POLICY
+        if not self._spec.trains_purpose(call.purpose):
+            return Reason.PURPOSE
+        broken = call.status in ("failed", "aborted") or call.phase == "start" or completion.partial is True
+        if broken or completion.finish_reason in _BROKEN_FINISH:
+            return Reason.CALL_INCOMPLETE
+        if unit.prompt is None or is_ids_incomplete(self._graph, call.id):
+            return Reason.IDS_INCOMPLETE
+        return None
+
+    def _of_completion(self, unit: Unit) -> Reason | None:
+        edit = self._edits.get(unit.key)
+        if edit is not None:
+            return edit
+        if unit.key in self._rejected:
+            return Reason.CANDIDATE_EXCLUDED
+        return Reason.IMAGE_NOT_CARRIED if has_unplaced_media(unit) else None
+
+    def _of_tokens(self, unit: Unit) -> np.ndarray:
+        completion = self._graph.completions[unit.key]
+        reasons = np.zeros(len(unit.ids), dtype=np.uint8)
+        if self._spec.objective == "rl":
+            if completion.logprobs is not None:
+                reasons[~self.usable(unit)] = Reason.LOGPROB_INVALID
+            for start, end in self._foreign_runs(completion, len(unit.ids)):
+                reasons[start:end] = Reason.OTHER_POLICY
+        prompt_length = 0 if unit.prompt is None else len(unit.prompt)
+        latent = first_latent(unit)
+        if latent is not None:
+            reasons[max(0, latent - prompt_length) :] = Reason.LATENT
+        if prompt_length == 0:
+            reasons[0] = Reason.NO_TARGET
+        return reasons
+
+    def _is_ours(self, call: Call, completion: CompletionFields) -> bool:
+        """Whether a policy of the spec (for `sft`: a model of the spec) wrote it; see `spec`."""
+        spec = self._spec
+        if spec.objective == "sft":
+            return spec.models is None or call.model in spec.models
+        if spec.policies is not None:
+            runs = completion.versions or ()
+            names = {run.name for run in runs}
+            if not names and call.policy is not None:
+                names = {call.policy.name}
+            return not names.isdisjoint(spec.policies)
+        if call.policy is not None or completion.versions:
+            return True
+        agent = self._graph.agents.get(call.agent_id)
+        declared = None if agent is None else agent.model
+        return declared is None or call.model is None or declared == call.model
+
+    def _foreign_runs(self, completion: CompletionFields, length: int) -> Iterator[tuple[int, int]]:
+        """Runs of tokens that another policy than the spec's sampled."""
+        runs = completion.versions
+        if self._spec.policies is None or not runs:
+            return
+        ends = [run.start for run in runs[1:]] + [length]
+        for run, end in zip(runs, ends, strict=True):
+            if run.name not in self._spec.policies:
+                yield run.start, end
+
+
+def episode_reason(graph: Graph, spec: Spec) -> Reason | None:
+    """Why no token of an episode trains, if so."""
+    episode = graph.episode
+    if episode is None:
+        return None if "train" in spec.splits else Reason.SPLIT
+    if episode.inference_only:
+        return Reason.INFERENCE_ONLY
+    if episode.status == "infra_error":
+        return Reason.INFRA_ERROR
+    if (episode.split or "train") not in spec.splits:
+        return Reason.SPLIT
+    if episode.status is not None and episode.status not in spec.statuses:
+        return Reason.EPISODE_EXCLUDED
+    return None
+
+
+def selections_of(graph: Graph) -> Mapping[str, list[CandidateSelection]]:
+    """Selections by candidate set, in order of their ids."""
+    found: dict[str, list[CandidateSelection]] = defaultdict(list)
+    for selection in graph.candidate_selections.values():
+        found[selection.candidate_set_id].append(selection)
+    return found
+
+
+def treatments(graph: Graph, spec: Spec) -> dict[str, Treatment]:
+    """Treatment of each candidate set: that of its last selection that names one, else the spec's."""
+    chosen: dict[str, Treatment] = {}
+    selections = selections_of(graph)
+    for set_id in graph.candidate_sets:
+        named = [s.treatment for s in selections.get(set_id, ()) if s.treatment is not None]
+        chosen[set_id] = named[-1] if named else spec.candidates
+    return chosen
+
+
+def _rejected(graph: Graph, chosen: Mapping[str, Treatment]) -> frozenset[CompletionKey]:
+    """Completions that an excluding set rejected and no other set selected."""
+    rejected: set[CompletionKey] = set()
+    kept: set[CompletionKey] = set()
+    selections = selections_of(graph)
+    for set_id, candidates in graph.candidate_sets.items():
+        of_set = selections.get(set_id)
+        if not of_set:
+            continue
+        selected = {index for selection in of_set for index in selection.selected}
+        for index in range(len(candidates.members)):
+            keys = set(member_completions(graph, candidates, index))
+            if index in selected:
+                kept |= keys
+            elif chosen[set_id] == "exclude":
+                rejected |= keys
+    return frozenset(rejected - kept)
+
+
+def member_completions(graph: Graph, candidates: CandidateSet, index: int) -> Iterator[CompletionKey]:
+    """The completions of one member: one, or all that an agent and those below it sampled."""
+    member = candidates.members[index]
+    if member.call_id is not None:
+        yield member.call_id, member.completion
+        return
+    assert member.agent_id is not None
+    below = _descendants(graph, member.agent_id)
+    for key in graph.completions:
+        call = graph.calls.get(key[0])
+        if call is not None and call.agent_id in below:
+            yield key
+
+
+def _descendants(graph: Graph, agent_id: str) -> set[str]:
+    """An agent and all agents below it."""
+    children: dict[str, list[str]] = defaultdict(list)
+    for agent in graph.agents.values():
+        if agent.parent_agent_id is not None:
+            children[agent.parent_agent_id].append(agent.id)
+    below: set[str] = set()
+    open_ids = [agent_id]
+    while open_ids:
+        current = open_ids.pop()
+        if current not in below:
+            below.add(current)
+            open_ids.extend(children[current])
+    return below
+
+
+def _edit_reasons(graph: Graph) -> dict[CompletionKey, Reason]:
+    """Replacements that do not train: those not accepted by any edit, and those not the policy's own."""
+    found: dict[CompletionKey, Reason] = {}
+    accepted: set[CompletionKey] = set()
+    for edit in graph.context_edits.values():
+        if edit.author_call_id is None:
+            continue
+        if edit.author_completion is not None:
+            keys: tuple[CompletionKey, ...] = ((edit.author_call_id, edit.author_completion),)
+        else:
+            keys = graph.completions_of(edit.author_call_id)
+        for key in keys:
+            if edit.author in ("other_model", "harness"):
+                found[key] = Reason.OTHER_POLICY
+            elif edit.status in _NOT_ACCEPTED:
+                found.setdefault(key, Reason.EDIT_NOT_ACCEPTED)
+            else:
+                accepted.add(key)
+    return {
+        key: reason for key, reason in found.items() if reason is Reason.OTHER_POLICY or key not in accepted
+    }

@@ -1,0 +1,265 @@
+"""Graphs of one group -> rows. The pure core of the exporter: no store, no files, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracestore.graph.model import Graph
+from tracestore.shards.reasons import Reason
+from tracestore.shards.row import PolicyRun, Row, Sample, Segments
+from tracestore.wire.completion import CompletionFields
+from tracestore_exporters.forest import Forest, Node
+from tracestore_exporters.header import Header, header
+from tracestore_exporters.masks import Masks
+from tracestore_exporters.spec import Spec
+from tracestore_exporters.split import Chain, chains
+from tracestore_exporters.units import Unit, units
+
+BYTES_PER_TOKEN = 4 + 4 + 1
+"""int32 id, float32 logprob, reason; what `max_row_bytes` counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """What a row says of its group, and which episodes the graphs are of."""
+
+    project: str
+    episode_ids: tuple[str, ...]
+    """In parallel with the graphs."""
+    group_id: str | None = None
+    task_id: str | None = None
+    closed_by: str | None = None
+
+
+def plan_row(graphs: Sequence[Graph], spec: Spec, group: GroupInfo) -> Row:
+    """The whole group as one row, however large. See `plan_rows` for a group that may be cut."""
+    graphs, group = _by_episode(graphs, group)
+    every = units(graphs)
+    masks = [Masks(graph, spec) for graph in graphs]
+    return _row(graphs, every, masks, header(graphs, group.episode_ids, masks, spec), group, 0, 1)
+
+
+def plan_rows(graphs: Sequence[Graph], spec: Spec, group: GroupInfo) -> Iterator[Row]:
+    """The group as one row, or as parts by episode when its tokens take more than `spec.max_row_bytes`.
+
+    Every part has the full header; a prompt that episodes of two parts share is in both. An episode larger
+    than the limit is a part of its own.
+    """
+    graphs, group = _by_episode(graphs, group)
+    every = units(graphs)
+    masks = [Masks(graph, spec) for graph in graphs]
+    head = header(graphs, group.episode_ids, masks, spec)
+    whole = _row(graphs, every, masks, head, group, 0, 1)
+    if len(graphs) == 1 or len(whole.token_ids) * BYTES_PER_TOKEN <= spec.max_row_bytes:
+        yield whole
+        return
+    parts = _parts(whole, every, len(graphs), spec.max_row_bytes // BYTES_PER_TOKEN)
+    for number, episodes in enumerate(parts):
+        own = [unit for unit in every if unit.episode in episodes]
+        yield _row(graphs, own, masks, head, group, number, len(parts))
+
+
+def _by_episode(graphs: Sequence[Graph], group: GroupInfo) -> tuple[list[Graph], GroupInfo]:
+    """Sorted by episode id: a row does not depend on the order in which episodes are listed."""
+    pairs = sorted(zip(group.episode_ids, graphs, strict=True), key=lambda pair: pair[0])
+    ids = tuple(episode_id for episode_id, _ in pairs)
+    info = GroupInfo(
+        project=group.project,
+        episode_ids=ids,
+        group_id=group.group_id,
+        task_id=group.task_id,
+        closed_by=group.closed_by,
+    )
+    return [graph for _, graph in pairs], info
+
+
+def _parts(whole: Row, every: Sequence[Unit], num_episodes: int, max_tokens: int) -> list[set[int]]:
+    """Episodes packed into parts in order. Sizes count a shared prompt for each episode that reads it."""
+    size = [0] * num_episodes
+    counted: list[set[int]] = [set() for _ in range(num_episodes)]
+    lengths = whole.segments.length.tolist()
+    for sample in whole.samples:
+        new = set(sample.segments) - counted[sample.episode]
+        counted[sample.episode] |= new
+        size[sample.episode] += sum(lengths[segment] for segment in new)
+    parts: list[set[int]] = []
+    room = 0
+    for episode in range(num_episodes):
+        if not parts or size[episode] > room:
+            parts.append(set())
+            room = max_tokens
+        parts[-1].add(episode)
+        room -= size[episode]
+    return parts
+
+
+def _row(
+    graphs: Sequence[Graph],
+    every: Sequence[Unit],
+    masks: Sequence[Masks],
+    head: Header,
+    group: GroupInfo,
+    part: int,
+    num_parts: int,
+) -> Row:
+    for unit in every:
+        unit.extends, unit.inputs = None, ()
+    forest = Forest(every)
+    nodes = forest.preorder()
+    tokens = _Tokens(nodes, graphs, masks, head)
+    samples = _samples(chains(every, forest, graphs), nodes, forest, head, tokens)
+    return Row(
+        project=group.project,
+        group_id=group.group_id,
+        task_id=group.task_id,
+        part=part,
+        num_parts=num_parts,
+        closed_by=group.closed_by,
+        token_ids=tokens.ids,
+        logprobs=tokens.logprobs,
+        has_logprob=tokens.has_logprob,
+        reason=tokens.reason,
+        segments=tokens.segments,
+        episodes=head.episodes,
+        agents=head.agents,
+        calls=head.calls,
+        completions=head.completions,
+        policy_runs=tuple(tokens.runs),
+        samples=samples,
+        candidate_sets=head.candidate_sets,
+        edits=head.edits,
+        rewards=head.rewards,
+        blobs=head.blobs,
+    )
+
+
+class _Tokens:
+    """The token columns of a row, filled segment by segment."""
+
+    def __init__(
+        self, nodes: Sequence[Node], graphs: Sequence[Graph], masks: Sequence[Masks], head: Header
+    ) -> None:
+        self._graphs = graphs
+        self._masks = masks
+        self.segments = _segments(nodes, head)
+        total = int(self.segments.length.sum())
+        self.ids = np.concatenate([node.ids for node in nodes]) if nodes else np.zeros(0, np.int32)
+        self.ids = self.ids.astype(np.int32, copy=False)
+        self.reason = np.full(total, Reason.UNSAMPLED, dtype=np.uint8)
+        self.has_logprob = np.zeros(total, dtype=bool)
+        self.logprobs = self._logprob_column(nodes, total)
+        self.runs: list[PolicyRun] = []
+        self._known: dict[tuple[int, str, int], np.ndarray] = {}
+        for node, start in zip(nodes, self.segments.start.tolist(), strict=True):
+            if node.unit is not None:
+                self._fill(node, node.unit, start)
+
+    def _logprob_column(self, nodes: Sequence[Node], total: int) -> np.ndarray | None:
+        """float32, or float64 when a value of the row needs it; None when no token has a logprob."""
+        kinds = set()
+        for node in nodes:
+            if node.unit is not None and node.ends:
+                logprobs = self._completion(node.unit).logprobs
+                if logprobs is not None:
+                    kinds.add(logprobs.dtype)
+        if not kinds:
+            return None
+        return np.zeros(total, dtype=np.float64 if "float64" in kinds else np.float32)
+
+    def _completion(self, unit: Unit) -> CompletionFields:
+        return self._graphs[unit.episode].completions[unit.key]
+
+    def _fill(self, node: Node, unit: Unit, start: int) -> None:
+        first, last = node.start - node.base, node.end - node.base
+        end = start + last - first
+        completion = self._completion(unit)
+        key = (unit.episode, *unit.key)
+        if key not in self._known:
+            self._known[key] = self._masks[unit.episode].reasons(unit)
+        self.reason[start:end] = self._known[key][first:last]
+        if completion.logprobs is not None and self.logprobs is not None:
+            usable = self._masks[unit.episode].usable(unit)[first:last]
+            values = completion.logprobs.array[first:last]
+            self.logprobs[start:end] = np.where(usable, values, 0)
+            self.has_logprob[start:end] = usable
+        for run in _runs(unit, completion):
+            low, high = max(run.start, first), min(run.start + run.length, last)
+            if low < high:
+                self.runs.append(PolicyRun(start + low - first, high - low, run.name, run.version))
+
+
+def _runs(unit: Unit, completion: CompletionFields) -> list[PolicyRun]:
+    """Who sampled which tokens of a completion, counted inside it."""
+    length = len(unit.ids)
+    if completion.versions:
+        ends = [run.start for run in completion.versions[1:]] + [length]
+        return [
+            PolicyRun(run.start, end - run.start, run.name, run.version)
+            for run, end in zip(completion.versions, ends, strict=True)
+        ]
+    policy = unit.call.policy
+    return [] if policy is None else [PolicyRun(0, length, policy.name, policy.version)]
+
+
+def _segments(nodes: Sequence[Node], head: Header) -> Segments:
+    index = {id(node): number for number, node in enumerate(nodes)}
+    length = np.asarray([node.end - node.start for node in nodes], dtype=np.int32)
+    start = np.zeros(len(nodes), dtype=np.int64)
+    np.cumsum(length[:-1], out=start[1:])
+    return Segments(
+        parent=np.asarray([index.get(id(node.parent), -1) for node in nodes], dtype=np.int32),
+        start=start,
+        length=length,
+        completion=np.asarray(
+            [
+                -1 if node.unit is None else head.completion_at[(node.unit.episode, *node.unit.key)]
+                for node in nodes
+            ],
+            dtype=np.int32,
+        ),
+    )
+
+
+def _samples(
+    found: Sequence[Chain], nodes: Sequence[Node], forest: Forest, head: Header, tokens: _Tokens
+) -> tuple[Sample, ...]:
+    """Samples in depth-first order of their ends. The first that holds a completion owns its trained
+    tokens."""
+    index = {id(node): number for number, node in enumerate(nodes)}
+    trained = _trained_by_completion(tokens)
+    ends = [forest.end_of[(chain.units[-1].episode, *chain.units[-1].key)] for chain in found]
+    owned: set[int] = set()
+    samples = []
+    for at in sorted(range(len(found)), key=lambda i: index[id(ends[i])]):
+        chain, end = found[at], ends[at]
+        leaf = chain.units[-1]
+        completions = tuple(head.completion_at[(unit.episode, *unit.key)] for unit in chain.units)
+        samples.append(
+            Sample(
+                sample_id=f"{leaf.call.id}:{leaf.index}",
+                episode=leaf.episode,
+                agent=head.agent_at[leaf.agent],
+                segments=tuple(index[id(node)] for node in end.up())[::-1],
+                completions=completions,
+                cause=chain.cause,
+                num_tokens=end.end,
+                num_owned=sum(trained.get(one, 0) for one in completions if one not in owned),
+            )
+        )
+        owned.update(completions)
+    return tuple(samples)
+
+
+def _trained_by_completion(tokens: _Tokens) -> dict[int, int]:
+    segments = tokens.segments
+    if len(segments) == 0:
+        return {}
+    counts = np.add.reduceat((tokens.reason == Reason.TRAINED).astype(np.int64), segments.start)
+    found: dict[int, int] = {}
+    for completion, count in zip(segments.completion.tolist(), counts.tolist(), strict=True):
+        if completion >= 0:
+            found[completion] = found.get(completion, 0) + count
+    return found

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import factories as make
+from tests.exporters.memory import MemorySource
+from tests.exporters.stores import all_scenarios, changed, flip_a_bit, only_row, rewritten, rows_of, stored
+from tests.scenarios import SCENARIOS
+from tracestore.shards.manifest import read_manifest, write_manifest
+from tracestore.shards.reasons import Reason
+from tracestore.shards.row import Row, Segments
+from tracestore.store.store import Store
+from tracestore_exporters.export import export
+from tracestore_exporters.spec import Spec
+from tracestore_exporters.verify import verify_export
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Path]]:
+    """Scenario compaction: two samples, 86 sampled tokens, 198 stored."""
+    folder = tmp_path_factory.mktemp("verify")
+    with stored(folder, SCENARIOS["compaction"]().events) as store:
+        export(store, "p", folder / "out", Spec())
+        yield store, folder / "out"
+
+
+@pytest.fixture
+def store(exported: tuple[Store, Path]) -> Store:
+    return exported[0]
+
+
+@pytest.fixture
+def out(exported: tuple[Store, Path], tmp_path: Path) -> Path:
+    """A copy of the export, to be forged."""
+    return Path(shutil.copytree(exported[1], tmp_path / "out"))
+
+
+def names(store: Store, out: Path) -> set[str]:
+    return {finding.name for finding in verify_export(store, "p", out).findings}
+
+
+def test_what_the_exporter_writes_is_clean(tmp_path: Path) -> None:
+    with stored(tmp_path, all_scenarios()) as store:
+        manifest = export(store, "p", tmp_path / "out", Spec(shard_rows=3, candidates="exclude"))
+        report = verify_export(store, "p", tmp_path / "out")
+    assert report.findings == []
+    assert report.sampled_tokens == manifest.conservation.sampled_tokens
+    assert report.trained_tokens == manifest.conservation.trained_tokens
+    assert manifest.conservation.excluded == {"candidate_excluded": 75}
+    assert (report.rows, report.samples) == (manifest.rows, manifest.samples)
+
+
+def at(row: Row, value: int, *, array: str) -> np.ndarray:
+    """A copy of a token column with one value changed, at the first sampled token."""
+    column: np.ndarray = getattr(row, array).copy()
+    column[int(np.flatnonzero(row.reason == 0)[3])] = value
+    return column
+
+
+def flipped_mask_bit(row: Row) -> Row:
+    return changed(row, reason=at(row, Reason.PURPOSE, array="reason"))
+
+
+def trained_prompt_token(row: Row) -> Row:
+    reason = row.reason.copy()
+    reason[1] = Reason.TRAINED
+    return changed(row, reason=reason)
+
+
+def changed_sampled_id(row: Row) -> Row:
+    return changed(row, token_ids=at(row, 77, array="token_ids"))
+
+
+def changed_prompt_id(row: Row) -> Row:
+    ids = row.token_ids.copy()
+    ids[0] = 77
+    return changed(row, token_ids=ids)
+
+
+def changed_logprob(row: Row) -> Row:
+    return changed(row, logprobs=at(row, -0.25, array="logprobs"))
+
+
+def missing_logprob(row: Row) -> Row:
+    return changed(row, has_logprob=at(row, False, array="has_logprob"))
+
+
+def doubled_sample(row: Row) -> Row:
+    return changed(row, samples=(*row.samples, row.samples[0]))
+
+
+def dropped_sample(row: Row) -> Row:
+    return changed(row, samples=row.samples[:1])
+
+
+def overcounted_sample(row: Row) -> Row:
+    first = row.samples[0]
+    return changed(row, samples=(replace(first, num_owned=first.num_owned + 1), *row.samples[1:]))
+
+
+def sample_of_half_a_path(row: Row) -> Row:
+    first = row.samples[0]
+    return changed(row, samples=(replace(first, segments=first.segments[1:]), *row.samples[1:]))
+
+
+def dropped_segment(row: Row) -> Row:
+    """The last segment cut off, with its sample's path and chain."""
+    old, last = row.segments, len(row.segments) - 1
+    end = int(old.start[last])
+    kept = Segments(old.parent[:last], old.start[:last], old.length[:last], old.completion[:last])
+    sample = row.samples[-1]
+    cut = replace(
+        sample,
+        segments=sample.segments[:-1],
+        completions=sample.completions[:-1],
+        num_tokens=sample.num_tokens - int(old.length[last]),
+    )
+    return changed(
+        row,
+        segments=kept,
+        samples=(*row.samples[:-1], cut),
+        token_ids=row.token_ids[:end],
+        reason=row.reason[:end],
+        has_logprob=row.has_logprob[:end],
+        logprobs=None if row.logprobs is None else row.logprobs[:end],
+    )
+
+
+def doubled_segment(row: Row) -> Row:
+    """The last completion stands twice below its prompt."""
+    old, last = row.segments, len(row.segments) - 1
+    tail = slice(int(old.start[last]), None)
+    more = Segments(
+        np.append(old.parent, old.parent[last]),
+        np.append(old.start, len(row.token_ids)),
+        np.append(old.length, old.length[last]),
+        np.append(old.completion, old.completion[last]),
+    )
+    assert row.logprobs is not None
+    return changed(
+        row,
+        segments=more,
+        token_ids=np.concatenate([row.token_ids, row.token_ids[tail]]),
+        reason=np.concatenate([row.reason, row.reason[tail]]),
+        has_logprob=np.concatenate([row.has_logprob, row.has_logprob[tail]]),
+        logprobs=np.concatenate([row.logprobs, row.logprobs[tail]]),
+    )
+
+
+def moved_parent(row: Row) -> Row:
+    """A segment under a later one."""
+    parent = row.segments.parent.copy()
+    parent[1] = 3
+    return changed(row, segments=replace(row.segments, parent=parent))
+
+
+def changed_reward(row: Row) -> Row:
+    return changed(row, rewards=tuple(replace(one, value=0.5) for one in row.rewards))
+
+
+def doubled_reward(row: Row) -> Row:
+    return changed(row, rewards=row.rewards * 2)
+
+
+FORGERIES: list[tuple[Callable[[Row], Row], str]] = [
+    (flipped_mask_bit, "reason_differs"),
+    (trained_prompt_token, "unsampled_trained"),
+    (changed_sampled_id, "token_ids_differ"),
+    (changed_prompt_id, "prompt_differs"),
+    (changed_logprob, "logprob_differs"),
+    (missing_logprob, "logprob_differs"),
+    (doubled_sample, "sample_doubled"),
+    (dropped_sample, "sample_missing"),
+    (overcounted_sample, "sample_counts"),
+    (sample_of_half_a_path, "sample_broken"),
+    (dropped_segment, "completion_missing"),
+    (doubled_segment, "completion_doubled"),
+    (moved_parent, "broken_forest"),
+    (changed_reward, "rewards_differ"),
+    (doubled_reward, "rewards_differ"),
+]
+
+
+@pytest.mark.parametrize(("forge", "finding"), FORGERIES, ids=[forge.__name__ for forge, _ in FORGERIES])
+def test_each_forgery_is_named_although_every_hash_fits(
+    store: Store, out: Path, forge: Callable[[Row], Row], finding: str
+) -> None:
+    rewritten(out, [forge(only_row(out))])
+    assert finding in names(store, out)
+
+
+def test_a_flipped_mask_bit_breaks_the_conservation_table_too(store: Store, out: Path) -> None:
+    rewritten(out, [flipped_mask_bit(only_row(out))], keep_table=True)
+    assert {"reason_differs", "trained_count"} <= names(store, out)
+
+
+def test_a_row_that_stands_twice_is_found(store: Store, out: Path) -> None:
+    row = only_row(out)
+    rewritten(out, [row, row])
+    assert "row_doubled" in names(store, out)
+
+
+def test_a_group_left_out_is_found(tmp_path: Path) -> None:
+    source = MemorySource(all_scenarios())
+    export(source, "p", tmp_path / "out", Spec())
+    rows = [row for row in rows_of(tmp_path / "out") if row.episodes[0].episode_id != "linear/e"]
+    rewritten(tmp_path / "out", rows, keep_table=True)
+    found = verify_export(source, "p", tmp_path / "out").findings
+    assert ("group_missing", "linear/e") in {(finding.name, finding.where) for finding in found}
+
+
+def test_a_missing_part_is_found(store: Store, out: Path) -> None:
+    rewritten(out, [changed(only_row(out), part=1, num_parts=2)])
+    assert "part_missing" in names(store, out)
+
+
+def test_a_flipped_bit_in_the_file_is_found_by_its_checksum(store: Store, out: Path) -> None:
+    flip_a_bit(out / "shard-00000.arrow")
+    assert "shard_checksum" in names(store, out)
+
+
+def test_a_missing_shard_is_found(store: Store, out: Path) -> None:
+    (out / "shard-00000.arrow").unlink()
+    assert {"shard_missing", "group_missing"} <= names(store, out)
+
+
+def test_a_forged_table_is_found(store: Store, out: Path) -> None:
+    manifest = read_manifest(out)
+    table = manifest.conservation.model_copy(update={"sampled_tokens": 87, "excluded": {"purpose": 1}})
+    write_manifest(out, manifest.model_copy(update={"conservation": table}))
+    assert {"sampled_count", "excluded_count"} <= names(store, out)
+
+
+def test_an_export_of_another_project_is_not_verified_against_this_one(store: Store, out: Path) -> None:
+    assert {finding.name for finding in verify_export(store, "other", out).findings} == {"other_project"}
+
+
+def test_excluded_tokens_of_groups_without_a_row_are_recomputed_too(tmp_path: Path) -> None:
+    events = [
+        make.episode("e", status="infra_error"),
+        make.call("c", None, make.answer(None, ids=[4, 5]), prompt_ids=[1]),
+        make.completion("gone", body=make.answer("a", ids=[7])),
+        make.episode("f", phase="start"),
+        make.call("d", None, make.answer(None, ids=[4]), prompt_ids=[1], episode="f", agent="fa"),
+        make.episode("h", status="ok"),
+        make.call(
+            "k", None, make.answer(None, ids=[4]), prompt_ids=[1], episode="h", agent="ha", purpose="judge"
+        ),
+    ]
+    source = MemorySource(events)
+    manifest = export(source, "p", tmp_path / "out", Spec())
+    assert manifest.conservation.excluded == {
+        "call_incomplete": 1,
+        "group_open": 1,
+        "infra_error": 2,
+        "purpose": 1,
+    }
+    assert verify_export(source, "p", tmp_path / "out").findings == []

@@ -1,0 +1,96 @@
+"""Law 4: every sampled token is trained exactly once or excluded with a counted reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.exporters.memory import MemorySource
+from tests.exporters.trees import Tree, trees
+from tests.factories import posted
+from tests.strategies import Recording, recordings
+from tracestore.shards.manifest import Manifest
+from tracestore.shards.read import open_export
+from tracestore.shards.reasons import Reason
+from tracestore.shards.views import flat_samples
+from tracestore.store.store import Store
+from tracestore.wire.call import Call
+from tracestore.wire.events import AnyEvent
+from tracestore_exporters.export import export
+from tracestore_exporters.spec import Spec
+from tracestore_exporters.verify import verify_export
+
+SPECS = st.builds(
+    Spec,
+    objective=st.sampled_from(["rl", "sft"]),
+    candidates=st.sampled_from(["shared", "exclude"]),
+    purposes=st.sampled_from([None, ("act",)]),
+    max_row_bytes=st.sampled_from([2**28, 60]),
+    shard_rows=st.sampled_from([1, 64]),
+)
+
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("conservation")
+
+
+@pytest.fixture(scope="module")
+def store(folder: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{folder}/t.db") as opened:
+        yield opened
+
+
+def num_sampled(events: Sequence[AnyEvent]) -> int:
+    """Sampled tokens, counted in the events themselves."""
+    calls = [event for event in events if isinstance(event, Call)]
+    return sum(len(body.token_ids or ()) for call in calls for body in call.completions or ())
+
+
+def check(manifest: Manifest, out: Path, sampled: int) -> None:
+    """The table against the events, and the shards against the table."""
+    table = manifest.conservation
+    assert table.sampled_tokens == sampled
+    assert table.sampled_tokens == table.trained_tokens + sum(table.excluded.values())
+    masked, trained = 0, 0
+    for row in open_export(out).rows():
+        trained += row.num_trained
+        times: Counter[int] = Counter()
+        for flat in flat_samples(row):
+            assert not flat.mask[flat.completion < 0].any()
+            times.update(flat.token_index[flat.mask].tolist())
+        masked += len(times)
+        assert set(times.values()) <= {1}
+        assert (row.reason[list(times)] == Reason.TRAINED).all()
+    assert masked == trained == table.trained_tokens
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(recording=recordings(), spec=SPECS)
+def test_every_sampled_token_of_a_recorded_episode_is_trained_once_or_has_a_reason(
+    recording: Recording, spec: Spec, store: Store, folder: Path
+) -> None:
+    name = f"p{next(_numbers)}"
+    store.ingest(name, [posted(event) for event in recording.events])
+    manifest = export(store, name, folder / name, spec)
+    check(manifest, folder / name, num_sampled(recording.events))
+    assert verify_export(store, name, folder / name).findings == []
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tree=trees(), spec=SPECS)
+def test_every_sampled_token_of_a_group_of_colliding_ids_is_trained_once_or_has_a_reason(
+    tree: Tree, spec: Spec, folder: Path
+) -> None:
+    source, out = MemorySource(tree.events), folder / f"t{next(_numbers)}"
+    manifest = export(source, "p", out, spec)
+    check(manifest, out, num_sampled(tree.events))
+    assert verify_export(source, "p", out).findings == []

@@ -1,0 +1,110 @@
+"""`tracestore export`: a snapshot of a project -> Arrow shards, a manifest, the conservation table."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracestore.cli.common import (
+    Subparsers,
+    UsageError,
+    add_store_flags,
+    note,
+    opened_store,
+    print_json_line,
+    print_line,
+    print_table,
+    progress,
+    verb_parser,
+)
+
+if TYPE_CHECKING:
+    from tracestore.shards.manifest import Manifest
+    from tracestore_exporters.spec import Spec
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = verb_parser(
+        subparsers,
+        "export",
+        help="cut a snapshot into Arrow shards with a manifest",
+        example="tracestore export --out shards",
+    )
+    add_store_flags(parser)
+    parser.add_argument("--out", required=True, metavar="DIR", help="new or empty folder for the export")
+    parser.add_argument("--spec", metavar="FILE", help="JSON file that says what is trained (default: rl)")
+    parser.add_argument("--objective", choices=("rl", "sft"), help="instead of the spec's")
+    parser.add_argument(
+        "--snapshot", type=int, metavar="N", help="commit position to read (default: the latest)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from tracestore_exporters.export import export
+
+    spec = _spec(args)
+    if args.snapshot is not None and args.snapshot < 0:
+        raise UsageError(snapshot=args.snapshot, hint="a commit position is 0 or more")
+    with opened_store(args, create=False) as store, progress("export", args=args) as advance:
+        manifest = export(
+            store, args.project, args.out, spec, snapshot=args.snapshot, progress=lambda *_: advance(1)
+        )
+    if args.json:
+        _print_json(manifest, args.out)
+    else:
+        _print_tables(manifest, args)
+    return 0
+
+
+def _spec(args: argparse.Namespace) -> Spec:
+    from tracestore_exporters.spec import BadSpec, Spec, read_spec
+
+    try:
+        spec = Spec() if args.spec is None else read_spec(Path(args.spec))
+    except BadSpec as error:
+        raise UsageError(hint=error.hint, **error.values) from error
+    return spec if args.objective is None else spec.model_copy(update={"objective": args.objective})
+
+
+def _print_json(manifest: Manifest, out: str) -> None:
+    table = manifest.conservation
+    print_json_line(
+        {
+            "out": out,
+            "project": manifest.project,
+            "snapshot": manifest.snapshot,
+            "groups": manifest.groups,
+            "rows": manifest.rows,
+            "samples": manifest.samples,
+            "causes": manifest.causes,
+            "tokens": sum(shard.tokens for shard in manifest.shards),
+            "sampled_tokens": table.sampled_tokens,
+            "trained_tokens": table.trained_tokens,
+            "excluded_tokens": table.excluded_tokens,
+            "excluded": table.excluded,
+            "no_token_ids_calls": table.no_token_ids_calls,
+            "notes": list(manifest.notes),
+            "manifest_hash": manifest.manifest_hash,
+        }
+    )
+
+
+def _print_tables(manifest: Manifest, args: argparse.Namespace) -> None:
+    from tracestore_exporters.conservation import table_lines
+
+    print_table(("tokens", "count", "share"), table_lines(manifest.conservation), title="conservation")
+    without = manifest.conservation.no_token_ids_calls
+    if without:
+        print_line(f"calls without token ids: {without} (not part of the sum)")
+    if manifest.causes:
+        print_line()
+        causes = sorted(manifest.causes.items(), key=lambda item: (-item[1], item[0]))
+        print_table(("a sample begins at", "samples"), causes)
+    print_line()
+    tokens = sum(shard.tokens for shard in manifest.shards)
+    counts = f"{manifest.rows} rows, {manifest.samples} samples, {tokens} tokens"
+    print_line(f"{counts} in {len(manifest.shards)} shards: {args.out}")
+    print_line(f"manifest {manifest.manifest_hash}")
+    for text in manifest.notes:
+        note(f"note: {text}", args=args)

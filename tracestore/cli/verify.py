@@ -1,0 +1,123 @@
+"""`tracestore verify`: does the store hold what was posted, and do exports hold what the store holds?"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from tracestore.cli.common import (
+    Subparsers,
+    add_store_flags,
+    opened_store,
+    print_json_line,
+    print_line,
+    printable,
+    verb_parser,
+)
+from tracestore.errors import TracestoreError
+
+if TYPE_CHECKING:
+    from tracestore.store.store import Store
+
+Checked: TypeAlias = "tuple[dict[str, Any], list[dict[str, str]]]"
+"""What was checked, in numbers, and what was found."""
+
+
+class Finding(Protocol):
+    """A broken promise: of the store or of an export."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def detail(self) -> str: ...
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = verb_parser(
+        subparsers,
+        "verify",
+        help="check a store, or exports against their store",
+        example="tracestore verify shards",
+    )
+    add_store_flags(parser)
+    parser.add_argument(
+        "exports",
+        nargs="*",
+        metavar="EXPORT_DIR",
+        help="exports of the project to check against the store (default: check the store itself)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    found = 0
+    with opened_store(args, create=False) as store:
+        checks = _exports(store, args) if args.exports else _store(store, args)
+        for summary, findings in checks:
+            for finding in findings:
+                _print_finding(finding, args)
+            found += summary["findings"]
+            _print_summary(summary, args)
+    return 1 if found else 0
+
+
+def _exports(store: Store, args: argparse.Namespace) -> Iterator[Checked]:
+    """Per export: its summary and findings. One that cannot be read is a finding, not the end."""
+    from tracestore_exporters.verify import verify_export
+
+    for path in args.exports:
+        try:
+            report = verify_export(store, args.project, path)
+        except TracestoreError as error:
+            finding = {"name": type(error).__name__, "where": path, "detail": str(error)}
+            yield {"checked": path, "findings": 1}, [finding]
+            continue
+        summary = {
+            "checked": path,
+            "rows": report.rows,
+            "samples": report.samples,
+            "sampled_tokens": report.sampled_tokens,
+            "trained_tokens": report.trained_tokens,
+            "findings": len(report.findings) + report.dropped,
+        }
+        yield summary, [_facts(finding) for finding in report.findings]
+
+
+def _store(store: Store, args: argparse.Namespace) -> Iterator[Checked]:
+    from tracestore.store.verify import verify
+
+    report = verify(store, args.project)
+    summary = {
+        "checked": args.db,
+        "project": args.project,
+        "events": report.num_events,
+        "episodes": report.num_episodes,
+        "contents": report.num_contents,
+        "findings": len(report.problems),
+    }
+    yield summary, [_facts(finding) for finding in report]
+
+
+def _facts(finding: Finding) -> dict[str, str]:
+    return {"name": finding.name, "where": finding.where, "detail": finding.detail}
+
+
+def _print_finding(finding: dict[str, str], args: argparse.Namespace) -> None:
+    if args.json:
+        print_json_line(finding)
+    else:
+        print_line(printable(f"{finding['name']}: {finding['where']}: {finding['detail']}"))
+
+
+def _print_summary(summary: dict[str, Any], args: argparse.Namespace) -> None:
+    if args.json:
+        print_json_line(summary)
+        return
+    facts = ", ".join(
+        f"{value} {name.replace('_', ' ')}" for name, value in summary.items() if isinstance(value, int)
+    )
+    print_line(f"{summary['checked']}: {facts}")
