@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.train.rows import random_row, row
+from tracestore.train.forest import Forest, Unit, forest, trainable_targets, unit
+from tracestore.train.plan import SampleTooLong, chains, step, steps, units
+
+
+def grown(*, leaves: int, prefix: int = 6, branch: int = 4) -> Forest:
+    """One unsampled prefix under `leaves` sampled branches; the last token of each is no input."""
+    return forest(
+        row(
+            [(-1, list(range(prefix)), -1), *((0, list(range(branch)), i) for i in range(leaves))],
+            [(i, [0, i + 1], [i]) for i in range(leaves)],
+        )
+    )
+
+
+def tokens_of(some: list[Unit]) -> list[int]:
+    return sorted(int(t) for one in some for t in one.targets.token_N)
+
+
+def test_a_tree_that_fits_stays_whole() -> None:
+    tree = grown(leaves=4)
+    [one] = units(tree, trainable_targets(tree), max_tokens=6 + 4 * 3)
+    assert one.num_tokens == 18
+
+
+def test_a_tree_that_does_not_fit_is_cut_between_branches_and_its_prefix_repeated() -> None:
+    tree = grown(leaves=4)
+    cut = list(units(tree, trainable_targets(tree), max_tokens=6 + 2 * 3))
+    assert [one.num_tokens for one in cut] == [12, 12]
+    assert [one.segment_U.tolist() for one in cut] == [[0, 1, 2], [0, 3, 4]]
+
+
+def test_every_target_is_in_exactly_one_unit_however_the_forest_is_cut() -> None:
+    for seed in range(30):
+        tree = forest(random_row(seed, vocab=50))
+        targets = trainable_targets(tree)
+        if not len(targets):
+            continue
+        longest = int(tree.position_T.max()) + 1
+        for max_tokens in (longest, longest + 5, 10_000):
+            cut = list(units(tree, targets, max_tokens=max_tokens))
+            assert tokens_of(cut) == targets.token_N.tolist()
+            assert all(0 < one.num_tokens <= max_tokens for one in cut)
+
+
+def test_chains_are_single_paths_that_hold_every_target_once() -> None:
+    for seed in range(30):
+        tree = forest(random_row(seed, vocab=50))
+        targets = trainable_targets(tree)
+        if not len(targets):
+            continue
+        paths = list(chains(unit(tree, targets)))
+        assert tokens_of(paths) == targets.token_N.tolist()
+        for one in paths:
+            parents = tree.row.segments.parent[one.segment_U]
+            assert parents.tolist() == [-1, *one.segment_U[:-1].tolist()]
+
+
+def test_a_path_longer_than_the_limit_is_an_error_that_says_how_long() -> None:
+    tree = grown(leaves=2)
+    with pytest.raises(SampleTooLong, match="tokens=9, max_tokens=8"):
+        list(units(tree, trainable_targets(tree), max_tokens=8))
+
+
+def test_a_step_holds_at_most_its_tokens_and_counts_its_targets() -> None:
+    work = [(tree, trainable_targets(tree)) for tree in (grown(leaves=2), grown(leaves=1), grown(leaves=2))]
+    planned = list(steps(work, max_tokens_per_step=21, micro_batch_tokens=12))
+    # trees of 12, 9 and 12 tokens: 12 + 9 = 21 fit, another 12 do not
+    assert [one.num_tokens for one in planned] == [21, 12]
+    assert [one.denominator for one in planned] == [8 + 4, 8]
+    assert [[len(batch) for batch in one.micro_batches] for one in planned] == [[1, 1], [1]]
+
+
+def test_micro_batches_are_filled_first_fit() -> None:
+    some = [
+        next(units(tree, trainable_targets(tree), max_tokens=100))
+        for tree in (grown(leaves=2), grown(leaves=1), grown(leaves=1), grown(leaves=2))
+    ]
+    planned = step(some, micro_batch_tokens=21)
+    # sizes 12, 9, 9, 12: the second joins the first, the fourth joins the third
+    assert [[one.num_tokens for one in batch] for batch in planned.micro_batches] == [[12, 9], [9, 12]]
+
+
+def test_a_group_larger_than_a_step_is_spread_over_steps() -> None:
+    tree = grown(leaves=4)
+    planned = list(steps([(tree, trainable_targets(tree))], max_tokens_per_step=12, micro_batch_tokens=100))
+    assert [one.num_tokens for one in planned] == [12, 12]
+    assert sum(one.denominator for one in planned) == 16
+
+
+def test_forests_without_targets_take_no_part() -> None:
+    tree = grown(leaves=2)
+    nothing = trainable_targets(tree).where(np.zeros(8, dtype=bool))
+    assert list(steps([(tree, nothing)], max_tokens_per_step=100, micro_batch_tokens=100)) == []

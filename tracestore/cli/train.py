@@ -1,0 +1,204 @@
+"""`tracestore train`: an export, a model and a credit rule -> optimizer steps and a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tracestore.cli.common import (
+    Subparsers,
+    UsageError,
+    extra,
+    note,
+    opened_store,
+    print_facts,
+    print_json_line,
+    progress,
+    verb_parser,
+)
+
+if TYPE_CHECKING:
+    from tracestore.store.store import Store
+    from tracestore.train.consumption import Consumed
+    from tracestore.train.loop import Settings, StepMetrics, Trained
+
+DTYPES = ("float32", "bfloat16", "float64")
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = verb_parser(
+        subparsers,
+        "train",
+        help="train a Hugging Face causal LM on an export",
+        example="tracestore train export/ --model ./smollm2 --credit rloo --steps 3 --out trained/",
+    )
+    parser.add_argument(
+        "export", metavar="EXPORT_DIR", type=Path, help="folder that `tracestore export` wrote"
+    )
+    parser.add_argument(
+        "--model", metavar="PATH", type=Path, required=True, help="folder that transformers can load"
+    )
+    parser.add_argument("--credit", metavar="RULE", default="shared", help="shared or rloo (default: shared)")
+    parser.add_argument(
+        "--loss", metavar="NAME", default="clipped", help="clipped or reinforce (default: clipped)"
+    )
+    parser.add_argument(
+        "--old-logprobs",
+        choices=("recorded", "recomputed"),
+        default="recorded",
+        help="what the importance ratio compares to: the sampler's logprobs, or this model's before step one",
+    )
+    parser.add_argument(
+        "--steps", metavar="N", type=_positive, help="optimizer steps (default: each group once)"
+    )
+    parser.add_argument("--lr", type=float, default=1e-6, help="AdamW learning rate (default: 1e-6)")
+    parser.add_argument(
+        "--max-tokens",
+        metavar="N",
+        type=_positive,
+        default=32_768,
+        help="distinct tokens of a step (default: 32768)",
+    )
+    parser.add_argument(
+        "--micro-batch-tokens",
+        metavar="N",
+        type=_positive,
+        default=8_192,
+        help="tokens of one forward pass; bounds memory, changes no gradient (default: 8192)",
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="of weights and optimizer (default: float32)"
+    )
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="order of groups (default: 0)")
+    parser.add_argument(
+        "--run", metavar="NAME", help="name of the run in consumption records (default: a new id)"
+    )
+    parser.add_argument("--out", metavar="DIR", type=Path, help="folder for metrics.jsonl and checkpoint/")
+    parser.add_argument("--db", metavar="URL", help="store in which to record what each step trained")
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.model.is_dir():
+        raise UsageError(model=str(args.model), hint="--model names a folder with config.json and weights")
+    # Before torch is loaded: threads that spin while they wait slow a busy machine down tenfold.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    with extra("train"):
+        from tracestore.train.loop import train
+        from tracestore.train.model import library_bars, load_model
+    from tracestore.shards.read import open_export
+
+    export = open_export(args.export)
+    settings = _settings(args)
+    if args.out is None:
+        note("no --out: the trained weights are not kept", args=args)
+    with ExitStack() as stack:
+        store = stack.enter_context(opened_store(args, create=False)) if args.db else None
+        recorder = None if store is None else _Recorder(store, export.manifest.project)
+        stack.enter_context(library_bars(shown=not args.json and sys.stderr.isatty()))
+        model = load_model(args.model, dtype=args.dtype)
+        advance = stack.enter_context(progress("train", args=args, total=args.steps))
+
+        def on_step(metrics: StepMetrics) -> None:
+            advance(1)
+            if args.json:
+                print_json_line(asdict(metrics))
+            else:
+                note(_step_line(metrics), args=args)
+
+        trained = train(
+            model,
+            export,
+            settings=settings,
+            run=args.run,
+            out=args.out,
+            tokenizer_from=args.model,
+            sink=recorder,
+            on_step=on_step,
+        )
+    facts = _facts(trained, manifest_hash=export.manifest.manifest_hash)
+    if recorder is not None:
+        facts["consumption_records"] = recorder.stored
+        facts["consumption_problems"] = recorder.problems
+    print_facts(facts, args=args)
+    return 0
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    from tracestore.train.credit import check_rule
+    from tracestore.train.loop import Settings
+    from tracestore.train.losses import check_loss
+
+    check_rule(args.credit)
+    check_loss(args.loss)
+    return Settings(
+        credit=args.credit,
+        loss=args.loss,
+        old_logprobs=args.old_logprobs,
+        steps=args.steps,
+        lr=args.lr,
+        max_tokens_per_step=args.max_tokens,
+        micro_batch_tokens=min(args.micro_batch_tokens, args.max_tokens),
+        seed=args.seed,
+    )
+
+
+class _Recorder:
+    """A sink that posts what was trained to a store. What a store refuses (a deleted episode) is counted: the
+    step has been taken either way."""
+
+    def __init__(self, store: Store, project: str) -> None:
+        self._store = store
+        self._project = project
+        self.stored = 0
+        self.problems: dict[str, int] = {}
+
+    def __call__(self, records: Sequence[Consumed]) -> None:
+        from tracestore.wire.consumption import Consumption
+        from tracestore.wire.encode import encode
+
+        events = [Consumption(**asdict(record)) for record in records]
+        for outcome in self._store.ingest(self._project, [(event, encode(event)) for event in events]):
+            if outcome.status in ("stored", "duplicate"):
+                self.stored += 1
+            else:
+                problem = outcome.problem or outcome.status
+                self.problems[problem] = self.problems.get(problem, 0) + 1
+
+
+def _step_line(metrics: StepMetrics) -> str:
+    cost = f"{metrics.trained_tokens:,} of {metrics.tokens:,} tokens trained in {metrics.seconds:.1f} s"
+    clipped = "" if metrics.clip_fraction is None else f"  clipped {metrics.clip_fraction:.1%}"
+    drift = "" if metrics.max_logprob_diff is None else f"  logprob diff {metrics.max_logprob_diff:.2e}"
+    values = f"loss {metrics.loss:+.6f}  grad norm {metrics.grad_norm:.4f}{clipped}{drift}"
+    return f"step {metrics.step}  {values}  {cost}"
+
+
+def _facts(trained: Trained, *, manifest_hash: str) -> dict[str, Any]:
+    drifts = [m.max_logprob_diff for m in trained.metrics if m.max_logprob_diff is not None]
+    return {
+        "run": trained.run,
+        "steps": len(trained.metrics),
+        "losses": [m.loss for m in trained.metrics],
+        "tokens": sum(m.tokens for m in trained.metrics),
+        "trained_tokens": sum(m.trained_tokens for m in trained.metrics),
+        "zero_advantage_tokens": sum(m.zero_advantage_tokens for m in trained.metrics),
+        "grad_norms": [m.grad_norm for m in trained.metrics],
+        "max_logprob_diff": max(drifts, default=None),
+        "flattened_rows": trained.rows_reasons,
+        "notes": trained.notes,
+        "checkpoint": None if trained.checkpoint is None else str(trained.checkpoint),
+        "manifest_hash": manifest_hash,
+    }

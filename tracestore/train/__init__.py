@@ -1,0 +1,1 @@
+"""Shards -> rows -> credit -> loss -> weights. The only place with torch; imports shards only."""

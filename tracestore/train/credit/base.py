@@ -1,0 +1,156 @@
+"""What every credit rule takes and gives, the group statistics they share, and how samples share a token."""
+
+# T tokens of a row
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tracestore.shards.row import Row
+
+Value = float | np.ndarray
+"""One number for all tokens of a completion, or float64 [tokens of the completion]."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a rule may depend on besides the row."""
+
+    step: int = 0
+    """Optimizer step, for annealed terms."""
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """What a rule gives: per sample, an advantage for each completion of its chain."""
+
+    rule: str
+    values: Mapping[tuple[int, int], Value]
+    """(sample, completion) -> advantage. A pair that is missing has no advantage, which is not 0: it is not
+    trained and not counted in a denominator."""
+    notes: Mapping[str, int] = field(default_factory=dict)
+    """Counted on the way: ungraded_episodes, excluded_episodes, groups_without_spread, singleton_groups."""
+
+
+@dataclass(frozen=True)
+class TokenCredit:
+    """Advantages on the row's token axis, shared tokens counted once."""
+
+    plus_T: np.ndarray
+    """float64 [T], mean over the samples through the token of max(A, 0)."""
+    minus_T: np.ndarray
+    """float64 [T], mean over the samples through the token of min(A, 0)."""
+    has_T: np.ndarray
+    """bool [T], False: no sample through the token has an advantage."""
+
+
+def combine(row: Row, advantages: Advantages) -> TokenCredit:
+    """The advantage of each token, over the samples that it belongs to.
+
+    A sample goes through a token when the token's completion is in the sample's chain; a token that a sample
+    merely reads is not its own. Clipped losses need both parts: under a clip, +1 and -1 do not cancel.
+
+    Example: advantages +1, -1, -1, -1 of four samples through one token -> plus 0.25, minus -0.75
+    """
+    num_tokens = len(row.token_ids)
+    plus_T, minus_T = np.zeros(num_tokens), np.zeros(num_tokens)
+    has_T = np.zeros(num_tokens, dtype=bool)
+    through: dict[int, list[Value]] = {}
+    for (_, completion), value in advantages.values.items():
+        through.setdefault(completion, []).append(value)
+    done: dict[int, int] = {}
+    for start, length, completion in zip(
+        row.segments.start.tolist(),
+        row.segments.length.tolist(),
+        row.segments.completion.tolist(),
+        strict=True,
+    ):
+        if completion not in through:
+            continue
+        # A fork inside a completion cuts it into segments; they follow each other in the row's order.
+        offset = done.get(completion, 0)
+        done[completion] = offset + length
+        run = [v if isinstance(v, float) else v[offset : offset + length] for v in through[completion]]
+        tokens = slice(start, start + length)
+        plus_T[tokens] = sum(np.maximum(v, 0.0) for v in run) / len(run)
+        minus_T[tokens] = sum(np.minimum(v, 0.0) for v in run) / len(run)
+        has_T[tokens] = True
+    return TokenCredit(plus_T=plus_T, minus_T=minus_T, has_T=has_T)
+
+
+def episode_rewards(row: Row) -> list[float | None]:
+    """Weighted sum of each episode's own rewards (weight unknown: 1); None for an episode without any.
+
+    Rewards of a finer target (agent, call, completion, candidate, token) do not count here.
+    """
+    terms: list[list[float]] = [[] for _ in row.episodes]
+    for reward in row.rewards:
+        if reward.target == "episode":
+            terms[reward.episode].append(reward.value * (1.0 if reward.weight is None else reward.weight))
+    return [math.fsum(values) if values else None for values in terms]
+
+
+def peer_groups(row: Row) -> list[list[int]]:
+    """Episodes that are compared with each other.
+
+    The row's own group, and beside it the forks of each origin: a fork shares its origin's history, so it
+    leaves the origin's statistics. Infra errors and episodes outside the spec are in no group.
+    """
+    groups: dict[str | None, list[int]] = {}
+    for index, episode in enumerate(row.episodes):
+        if episode.in_statistics:
+            groups.setdefault(None, []).append(index)
+        elif (
+            episode.forked_from_episode_id is not None
+            and episode.status != "infra_error"
+            and episode.split in (None, "train")
+        ):
+            groups.setdefault(episode.forked_from_episode_id, []).append(index)
+    return list(groups.values())
+
+
+def episode_advantages(
+    row: Row, *, rule: str, advantage: Callable[[Sequence[float]], list[float]]
+) -> Advantages:
+    """One scalar per episode, on every completion of every sample of the episode.
+
+    Args:
+        advantage: rewards of a group of at least two graded episodes -> their advantages, in order. A group
+            whose rewards are all equal gets exactly 0 without asking: r - mean of three 0.1 is -1.4e-17.
+    """
+    rewards = episode_rewards(row)
+    groups = peer_groups(row)
+    given: dict[int, float] = {}
+    notes = {
+        "excluded_episodes": len(row.episodes) - sum(map(len, groups)),
+        "ungraded_episodes": 0,
+        "singleton_groups": 0,
+        "groups_without_spread": 0,
+    }
+    for group in groups:
+        graded = [(episode, reward) for episode in group if (reward := rewards[episode]) is not None]
+        notes["ungraded_episodes"] += len(group) - len(graded)
+        values = [reward for _, reward in graded]
+        if not values:
+            continue
+        if len(values) == 1:
+            notes["singleton_groups"] += 1
+        elif max(values) == min(values):
+            notes["groups_without_spread"] += 1
+        spread = max(values) != min(values)
+        shares = advantage(values) if spread else [0.0] * len(values)
+        given.update(zip((episode for episode, _ in graded), shares, strict=True))
+    return Advantages(
+        rule=rule,
+        values={
+            (index, completion): given[sample.episode]
+            for index, sample in enumerate(row.samples)
+            if sample.episode in given
+            for completion in sample.completions
+        },
+        notes={name: count for name, count in notes.items() if count},
+    )
