@@ -9,17 +9,34 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, Protocol
 
 from tracestore.graph.cycles import cycles
 from tracestore.graph.model import CompletionKey, Link, Node
-from tracestore.wire.call import Call
 
 _NOTHING = Link(parent=None, how="none", exact=False)
 
 
+class LinkedCall(Protocol):
+    """What linking reads of a call: a `wire.Call`, or a row of the store."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def agent_id(self) -> str: ...
+    @property
+    def ordinal(self) -> int | None: ...
+    @property
+    def context(self) -> Literal["whole", "delta"]: ...
+    @property
+    def parent_call_id(self) -> str | None: ...
+    @property
+    def parent_completion(self) -> int | None: ...
+
+
 def resolve_links(
     *,
-    calls: Mapping[str, Call],
+    calls: Mapping[str, LinkedCall],
     completions: Iterable[CompletionKey],
     nodes: Mapping[bytes, Node],
     prompt_node: Mapping[str, bytes | None],
@@ -48,7 +65,7 @@ def resolve_links(
 
 
 def named_parent(
-    call: Call,
+    call: LinkedCall,
     answers: Sequence[CompletionKey],
     completion_node: Mapping[CompletionKey, bytes],
     nodes: Mapping[bytes, Node],
@@ -88,8 +105,8 @@ def _is_on(node: bytes, prompt: bytes | None, nodes: Mapping[bytes, Node]) -> bo
 
 
 def matched_parent(
-    call: Call,
-    calls: Mapping[str, Call],
+    call: LinkedCall,
+    calls: Mapping[str, LinkedCall],
     nodes: Mapping[bytes, Node],
     prompt: bytes | None,
     standing: Mapping[bytes, Sequence[CompletionKey]],
@@ -111,7 +128,7 @@ def matched_parent(
     return Link(None, "ambiguous", False) if is_ambiguous else _NOTHING
 
 
-def _may_precede(earlier: Call, call: Call) -> bool:
+def _may_precede(earlier: LinkedCall, call: LinkedCall) -> bool:
     """False for a later call of the same agent, which may well come to the same context again."""
     if earlier.agent_id != call.agent_id or earlier.ordinal is None or call.ordinal is None:
         return True

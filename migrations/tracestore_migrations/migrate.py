@@ -1,0 +1,92 @@
+"""Upgrade a database, say where it stands, and check that it is what the tables declare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, text
+
+from tracestore.store import Store, schema
+from tracestore.store.engine import connect, writer
+from tracestore_migrations.catalogue import Catalogue, differences, read_catalogue
+
+
+def open_store(url: str, *, create: bool = True) -> Store:
+    """Bring a database up to date and open it.
+
+    Args:
+        create: make the schema where there is none; without it a missing or empty database is an error.
+
+    Raises:
+        BadUrl, NoStore, WrongRevision: see `Store.open`.
+    """
+    engine = connect(url, create=create)
+    try:
+        if current(engine) is not None:
+            upgrade(engine)
+    finally:
+        engine.dispose()
+    return Store.open(url, create=create)
+
+
+def upgrade(engine: Engine) -> None:
+    """Run the migrations that a database lacks.
+
+    All of them are one transaction, DDL included: killed half way, nothing has happened.
+    """
+    # The write lock is taken first, so of two servers that start together one migrates and one waits.
+    with writer(engine).begin() as connection:
+        scripts = scripts_of_this_package()
+
+        def pending(revision: Any, _context: Any) -> Any:
+            return scripts._upgrade_revs("head", revision)
+
+        context = MigrationContext.configure(connection, opts={"fn": pending})
+        with Operations.context(context):
+            context.run_migrations()
+
+
+def scripts_of_this_package() -> ScriptDirectory:
+    """The migrations, in order."""
+    return ScriptDirectory(str(Path(__file__).parent))
+
+
+def current(engine: Engine) -> str | None:
+    """The revision a database is at; None for one without a store."""
+    with engine.connect() as connection:
+        return schema.revision(connection)
+
+
+def check(engine: Engine) -> list[str]:
+    """How the schema of a database differs from the declared one, in words; [] for a match."""
+    with engine.connect() as connection:
+        found = read_catalogue(connection)
+    return differences(found, _declared(engine))
+
+
+def _declared(engine: Engine) -> Catalogue:
+    """The catalogue of the declared schema, made on the same kind of database."""
+    if engine.dialect.name == "sqlite":
+        with sa.create_engine("sqlite://").begin() as connection:
+            schema.create(connection)
+            return read_catalogue(connection)
+    return _declared_on_postgresql(engine)
+
+
+def _declared_on_postgresql(engine: Engine) -> Catalogue:
+    with engine.connect() as connection, connection.begin() as transaction:
+        _enter(connection, "tracestore_declared")
+        schema.create(connection)
+        found = read_catalogue(connection)
+        transaction.rollback()
+    return found
+
+
+def _enter(connection: Connection, name: str) -> None:
+    connection.execute(text(f"CREATE SCHEMA {name}"))
+    connection.execute(text(f"SET LOCAL search_path TO {name}"))

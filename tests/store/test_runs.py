@@ -1,0 +1,67 @@
+"""Chains of deltas spell the whole ids, and a conversation costs its tokens once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sqlalchemy import func, select
+
+from tests.factories import answer, call, posted
+from tracestore.store import Store
+from tracestore.store import tables as t
+from tracestore.store.runs import RunRow, common_prefix, spell
+
+
+def _ids(*ids: int) -> bytes:
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def test_a_chain_is_spelled_from_its_deltas() -> None:
+    rows = {
+        1: RunRow(None, 0, _ids(1, 2, 3), None),
+        2: RunRow(1, 3, _ids(4, 5), None),
+        3: RunRow(2, 4, _ids(9), None),
+        4: RunRow(3, 2, _ids(7), None),
+    }
+    assert spell(rows, 2) == _ids(1, 2, 3, 4, 5)
+    assert spell(rows, 3) == _ids(1, 2, 3, 4, 9)
+    assert spell(rows, 4) == _ids(1, 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "length"), [((), (), 0), ((1, 2), (1, 2, 3), 2), ((1, 2), (1, 3), 1), ((5,), (6,), 0)]
+)
+def test_the_common_prefix_ends_where_ids_differ(
+    first: tuple[int, ...], second: tuple[int, ...], length: int
+) -> None:
+    assert common_prefix(np.asarray(first, np.int32), np.asarray(second, np.int32)) == length
+
+
+def test_a_conversation_costs_its_tokens_once(store: Store) -> None:
+    """20 calls of 10 new prompt ids and 5 sampled ones: 20 * 15 = 300 ids, not the 3,150 that were posted."""
+    prompt: list[int] = []
+    total = 0
+    for number in range(20):
+        prompt += range(number * 10, number * 10 + 10)
+        sampled = [1000 + number] * 5
+        event = call(f"c{number}", None, answer("a", ids=sampled), prompt_ids=prompt, ordinal=number)
+        store.ingest("p", [posted(event)])
+        total += len(prompt)
+        prompt = prompt + sampled
+    with store.read() as connection:
+        stored = connection.execute(select(func.sum(func.length(t.token_run.c.ids)) / 4)).scalar()
+    assert total == 10 * sum(range(1, 21)) + 5 * sum(range(20)) == 3050
+    assert stored == 300
+
+
+def test_a_prompt_that_breaks_off_early_is_based_on_what_it_shares(store: Store) -> None:
+    store.ingest("p", [posted(call("c0", None, answer("a", ids=[4, 5]), prompt_ids=[1, 2, 3], ordinal=0))])
+    store.ingest("p", [posted(call("c1", None, prompt_ids=[1, 2, 9, 9], ordinal=1))])
+    with store.read() as connection:
+        rows = connection.execute(
+            select(t.token_run.c.base_length, t.token_run.c.num_tokens).order_by(t.token_run.c.key)
+        ).all()
+    assert [tuple(row) for row in rows] == [(0, 3), (3, 5), (2, 4)]
+    c1 = store.load_graph("p", "e").calls["c1"]
+    assert c1.prompt_token_ids is not None
+    assert c1.prompt_token_ids.json() == [1, 2, 9, 9]

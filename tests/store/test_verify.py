@@ -1,0 +1,72 @@
+"""verify finds what was tampered with, and nothing where nothing was."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+
+from tests import factories as make
+from tests.factories import answer, assistant, call, posted, user
+from tracestore.store import Store
+from tracestore.store.engine import writer
+from tracestore.store.verify import verify
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    events = [
+        make.episode(),
+        make.agent(),
+        call("c0", [user("u" * 99)], answer("a", ids=[3, 4]), prompt_ids=[1, 2], ordinal=0),
+        call(
+            "c1",
+            [user("u" * 99), assistant("a"), user("v")],
+            answer("b", ids=[6]),
+            prompt_ids=[1, 2, 3, 4, 5],
+            ordinal=1,
+        ),
+        make.reward(),
+    ]
+    outcomes = store.ingest("p", [posted(event) for event in events])
+    assert {outcome.status for outcome in outcomes} == {"stored"}
+    return store
+
+
+def test_a_sound_store_has_no_findings(filled: Store) -> None:
+    report = verify(filled, "p")
+    assert list(report) == []
+    assert (report.num_events, report.num_episodes, report.num_contents) == (5, 1, 5)
+
+
+def test_a_project_that_is_not_there_has_none_either(store: Store) -> None:
+    assert verify(store, "nothing").problems == ()
+
+
+TAMPERED = [
+    ("UPDATE content SET size = size + 1 WHERE role = 'user'", "content_size"),
+    ("UPDATE content SET data = x'00', codec = 'raw' WHERE role = 'user' AND size > 99", "content_hash"),
+    ("UPDATE content SET data = x'00' WHERE codec = 'zstd'", "content_unreadable"),
+    ("DELETE FROM raw_event WHERE kind = 'reward'", "commit_positions"),
+    ("DELETE FROM raw_event WHERE kind = 'reward'", "entity_without_event"),
+    ("UPDATE project SET commit_seq = 7", "commit_positions"),
+    ("UPDATE node SET match_key = x'00112233445566778899aabbccddeeff' WHERE depth = 2", "nodes"),
+    ("UPDATE node SET twin_of_key = key WHERE depth = 2", "twins"),
+    ("UPDATE call SET prompt_node_key = (SELECT min(key) FROM node) WHERE id = 'c1'", "nodes"),
+    ("UPDATE completion SET node_key = (SELECT min(key) FROM node)", "completion_node"),
+    ("UPDATE call SET link = 'named' WHERE id = 'c1'", "links"),
+    ("UPDATE call SET link_call_key = NULL WHERE id = 'c1'", "links"),
+    ("DELETE FROM edge WHERE kind = 'continuation'", "edges"),
+    ("UPDATE token_run SET base_length = base_length - 1 WHERE base_length = 4", "token_runs"),
+    ("UPDATE token_run SET num_tokens = 1 + num_tokens WHERE base_length = 4", "token_runs"),
+    ("UPDATE reward SET episode_key = 5", "foreign_key"),
+]
+
+
+@pytest.mark.parametrize(("sql", "name"), TAMPERED)
+def test_what_is_tampered_with_is_found(filled: Store, sql: str, name: str) -> None:
+    with writer(filled.engine).connect() as connection:
+        connection.connection.execute("PRAGMA foreign_keys = OFF")  # type: ignore[attr-defined]
+        with connection.begin():
+            connection.execute(text(sql))
+        connection.connection.execute("PRAGMA foreign_keys = ON")  # type: ignore[attr-defined]
+    assert name in {finding.name for finding in verify(filled, "p")}

@@ -1,0 +1,268 @@
+"""The views say what the graph says, name things by the client's ids, and read nothing but columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from tests import factories as make
+from tests.factories import answer, assistant, call, posted, subagent, user
+from tests.strategies import episodes
+from tracestore.graph.branches import branches
+from tracestore.graph.build import build
+from tracestore.graph.context import context
+from tracestore.graph.critical import critical_steps, stages
+from tracestore.graph.invariants import orphans
+from tracestore.store import Store
+from tracestore.store.schema import view_statements
+from tracestore.wire.events import AnyEvent
+
+NAMES = {
+    *("episodes", "agents", "calls", "contexts", "messages", "edges", "branches", "candidates", "rewards"),
+    *("token_counts", "critical_steps", "compaction_loss", "orphans", "gaps", "consumption"),
+}
+
+
+def rows(store: Store, sql: str, project: str = "p") -> list[dict[str, Any]]:
+    with store.read() as connection:
+        return [dict(row._mapping) for row in connection.execute(text(sql), {"p": project})]
+
+
+def ingest(store: Store, events: Sequence[AnyEvent], project: str = "p") -> None:
+    for outcome in store.ingest(project, [posted(event) for event in events]):
+        assert outcome.status == "stored", outcome.problem
+
+
+def test_the_views_are_those_of_the_design() -> None:
+    assert view_statements().keys() == NAMES
+
+
+def test_every_view_says_of_which_project_and_episode_a_row_is() -> None:
+    for name, sql in view_statements().items():
+        assert re.search(r"\bAS project\b", sql), name
+        assert re.search(r"\bAS episode_id\b", sql), name
+
+
+def test_no_view_parses_json_or_reads_bodies() -> None:
+    for name, sql in view_statements().items():
+        assert not re.search(r"json|message_text|->|\bdata\b|\.ids\b", sql.split("AS", 1)[1], re.I), name
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store.open(f"sqlite:///{tmp_path_factory.mktemp('views') / 'store.db'}")
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_the_views_agree_with_the_graph(shared: Store, data: st.DataObject) -> None:
+    events = data.draw(episodes())
+    project = uuid4().hex
+    ingest(shared, events, project)
+    graph = build(event for event in events if event.kind != "group")
+
+    got = rows(shared, "SELECT * FROM contexts WHERE project = :p ORDER BY call_id, position", project)
+    for call_id in graph.calls.keys() - graph.pending:
+        mine = [row for row in got if row["call_id"] == call_id]
+        assert [row["position"] for row in mine] == list(range(len(mine)))
+        assert [row["size"] for row in mine] == [len(m.raw) for m in context(graph, call_id)]
+
+    got = rows(shared, "SELECT * FROM branches WHERE project = :p", project)
+    ends = [(row["end_call_id"], row["end_completion"], row["num_messages"]) for row in got]
+    expected = [(b.end_call_id, None if b.end is None else b.end[1], len(b.nodes)) for b in branches(graph)]
+    assert sorted(ends, key=str) == sorted(expected, key=str)
+
+    got = rows(shared, "SELECT * FROM calls WHERE project = :p", project)
+    links = {
+        row["call_id"]: (
+            None if row["link_call_id"] is None else (row["link_call_id"], row["link_completion"]),
+            row["link"],
+        )
+        for row in got
+    }
+    assert links == {call_id: (link.parent, link.how) for call_id, link in graph.links.items()}
+
+    sampled = sum(len(body.token_ids) for body in graph.completions.values() if body.token_ids is not None)
+    got = rows(shared, "SELECT sum(sampled_tokens) AS n FROM token_counts WHERE project = :p", project)
+    assert (got[0]["n"] or 0) == sampled
+
+    got = rows(
+        shared,
+        "SELECT DISTINCT kind, id FROM orphans "
+        "WHERE project = :p AND missing IN ('parent_call', 'parent_agent')",
+        project,
+    )
+    assert {(row["kind"], row["id"]) for row in got} == set(orphans(graph))
+
+
+def test_each_token_is_counted_once(store: Store) -> None:
+    """Prompt of 3, answer of 2; the next prompt repeats these 5 and brings 4 more; its answer has 1."""
+    ingest(
+        store,
+        [
+            call("c0", [user("u")], answer("a", ids=[4, 5]), prompt_ids=[1, 2, 3], ordinal=0),
+            call(
+                "c1",
+                [user("u"), assistant("a"), user("v")],
+                answer("b", ids=[10]),
+                prompt_ids=[1, 2, 3, 4, 5, 6, 7, 8, 9],
+                ordinal=1,
+            ),
+        ],
+    )
+    got = rows(store, "SELECT * FROM token_counts ORDER BY call_id")
+    assert [(r["prompt_tokens"], r["new_prompt_tokens"], r["sampled_tokens"]) for r in got] == [
+        (3, 3, 2),
+        (9, 4, 1),
+    ]
+    assert sum(r["new_prompt_tokens"] + r["sampled_tokens"] for r in got) == 3 + 2 + 4 + 1
+
+
+def _calls(agent: str, count: int) -> list[AnyEvent]:
+    return [call(f"{agent}{i}", [user(f"{agent} {i}")], "a", agent=agent, ordinal=i) for i in range(count)]
+
+
+def test_critical_steps_are_those_of_the_paper(store: Store) -> None:
+    """Stages (1; [3, 10, 4]) and (2; []): 1 + 10 + 2 = 13, where one after the other would be 20."""
+    spawned = [subagent(name, spawned_by="main0") for name in ("x", "y", "z")]
+    lengths = {"main": 3, "x": 3, "y": 10, "z": 4}
+    events = [make.agent("main"), *spawned]
+    events += [event for name, count in lengths.items() for event in _calls(name, count)]
+    ingest(store, events)
+    got = rows(store, "SELECT * FROM critical_steps ORDER BY agent_id")
+    assert {row["agent_id"]: row["critical_steps"] for row in got} == {"main": 13, "x": 3, "y": 10, "z": 4}
+    graph = build(events)
+    assert critical_steps(stages(graph, "main")) == 13
+
+
+def test_a_subagent_of_a_subagent_adds_to_its_length(store: Store) -> None:
+    """main 1 + (mid 2 + its subagent 5) = 8; a second subagent of main of 6 calls is shorter."""
+    events: list[AnyEvent] = [
+        make.agent("main"),
+        subagent("mid", spawned_by="main0"),
+        subagent("other", spawned_by="main0"),
+        subagent("deep", spawned_by="mid0", parent="mid"),
+    ]
+    for name, number in (("main", 1), ("mid", 2), ("other", 6), ("deep", 5)):
+        events += _calls(name, number)
+    ingest(store, events)
+    got = rows(store, "SELECT agent_id, critical_steps FROM critical_steps")
+    assert {row["agent_id"]: row["critical_steps"] for row in got} == {
+        "main": 8,
+        "mid": 7,
+        "other": 6,
+        "deep": 5,
+    }
+
+
+def test_the_length_of_an_open_stage_is_unknown(store: Store) -> None:
+    ingest(
+        store,
+        [
+            make.agent("main"),
+            subagent("x", spawned_by="main0", phase="start"),
+            *_calls("main", 1),
+            *_calls("x", 1),
+        ],
+    )
+    got = rows(store, "SELECT agent_id, critical_steps FROM critical_steps ORDER BY agent_id")
+    assert [tuple(row.values()) for row in got] == [("main", None), ("x", 1)]
+
+
+def test_a_rejected_candidate_keeps_its_score_and_its_flag(store: Store) -> None:
+    ingest(
+        store,
+        [
+            call("c0", [user("u")], "a", "b", "c"),
+            make.candidate_set(
+                "set1", make.member("c0", 0, score=0.1), make.member("c0", 1), make.member("c0", 2)
+            ),
+            make.selection("sel0", "set1", 0),
+            make.selection(
+                "sel1", "set1", 2, scores={1: 0.4, 2: 0.9}, selector="judge", treatment="negative"
+            ),
+            make.candidate_set("set2", make.member("c0", 0)),
+        ],
+    )
+    got = rows(store, "SELECT * FROM candidates ORDER BY candidate_set_id, member")
+    assert [(r["candidate_set_id"], r["completion"], r["score"], r["selected"]) for r in got] == [
+        ("set1", 0, 0.1, 0),
+        ("set1", 1, 0.4, 0),
+        ("set1", 2, 0.9, 1),
+        ("set2", 0, None, None),
+    ]
+    assert {r["treatment"] for r in got[:3]} == {"negative"}
+
+
+def test_compaction_loss_counts_what_went(store: Store) -> None:
+    ingest(
+        store,
+        [
+            make.agent(),
+            call("c0", [user("u"), assistant("x"), user("v")], "s", purpose="summarize"),
+            call("c1", [user("u"), user("summary")], "a"),
+            make.compaction(
+                before_call_id="c0",
+                after_call_id="c1",
+                author_call_id="c0",
+                replaced_call_ids=("c0",),
+                tokens_before=90,
+                tokens_after=20,
+            ),
+        ],
+    )
+    (row,) = rows(store, "SELECT * FROM compaction_loss")
+    assert (row["tokens_lost"], row["messages_before"], row["messages_after"], row["messages_lost"]) == (
+        90 - 20,
+        3,
+        2,
+        3 - 2,
+    )
+    assert (row["num_replaced"], row["num_kept"], row["author_call_id"]) == (1, 0, "c0")
+    kinds = {row["kind"] for row in rows(store, "SELECT kind FROM edges WHERE context_edit_id = 'edit1'")}
+    assert kinds == {"edit_before", "edit_after", "summary", "replaced"}
+
+
+def test_edges_name_who_spawned_whom(store: Store) -> None:
+    ingest(
+        store,
+        [
+            make.agent(),
+            call("c0", [user("u")], "a"),
+            subagent("sub", spawned_by=("c0", 0), tool_call="t7"),
+            make.episode("fork", forked_from_call_id="c0", forked_from_episode_id="e"),
+        ],
+    )
+    got = rows(store, "SELECT * FROM edges ORDER BY kind")
+    assert [(r["kind"], r["from_call_id"], r["to_agent_id"], r["to_episode_id"]) for r in got] == [
+        ("fork", "c0", None, "fork"),
+        ("spawn", "c0", "sub", None),
+    ]
+    assert got[1]["tool_call_id"] == "t7"
+
+
+def test_what_only_its_parts_have_come_of_is_shown_as_such(store: Store) -> None:
+    ingest(store, [call("c0", [user("u")], parent="gone", agent="ghost")])
+    (episode,) = rows(store, "SELECT * FROM episodes")
+    assert (episode["is_recorded"], episode["num_calls"], episode["num_agents"]) == (0, 1, 0)
+    got = rows(store, "SELECT missing, missing_id FROM orphans ORDER BY missing")
+    assert [tuple(row.values()) for row in got] == [
+        ("agent", "ghost"),
+        ("episode", "e"),
+        ("parent_call", "gone"),
+    ]
+
+
+def test_consumption_and_gaps_are_listed(store: Store) -> None:
+    ingest(store, [make.consumption(tokens=5), make.gap(cause="unrecorded_stream")])
+    (used,) = rows(store, "SELECT * FROM consumption")
+    assert (used["call_id"], used["completion"], used["tokens"], used["run"]) == ("c0", 0, 5, "run1")
+    (gap,) = rows(store, "SELECT * FROM gaps")
+    assert gap["cause"] == "unrecorded_stream"

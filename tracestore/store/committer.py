@@ -1,0 +1,188 @@
+"""The one thread that writes: it takes all that waits, commits it at once, then answers everybody.
+
+An answer means that the events are on disk. Under load a commit (one sync of the log) serves many posts;
+alone, a post waits for nothing but its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy.exc import OperationalError
+
+from tracestore.errors import TracestoreError
+from tracestore.store import tables as t
+from tracestore.store.engine import writer
+from tracestore.store.ingest import Outcome, apply
+from tracestore.store.prepare import Prepared
+from tracestore.store.transaction import Memory, Transaction, first_key
+
+_log = logging.getLogger("tracestore.store")
+
+MAX_EVENTS = 2_000
+"""Events of one transaction, unless one post alone holds more."""
+MAX_BYTES = 64 * 2**20
+_REMEMBERED_PROJECTS = 16
+
+
+class StoreClosed(TracestoreError):
+    """The store is closed"""
+
+    status = 503
+
+
+@dataclass(slots=True)
+class _Post:
+    """Events of one call of `Store.ingest`."""
+
+    project: str
+    events: Sequence[Prepared]
+    done: Future[list[Outcome]] = field(default_factory=Future)
+
+    @property
+    def size(self) -> int:
+        return sum(one.size for one in self.events)
+
+
+class Committer:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = writer(engine)
+        self._posts: queue.SimpleQueue[_Post | None] = queue.SimpleQueue()
+        self._memories: dict[str, Memory] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="tracestore-committer", daemon=True)
+        self._thread.start()
+
+    def commit(self, project: str, events: Sequence[Prepared]) -> list[Outcome]:
+        """Commit events; returns when they are on disk. Any number of threads may call."""
+        post = _Post(project, events)
+        with self._lock:
+            if self._is_closed:
+                raise StoreClosed()
+            self._posts.put(post)
+        return post.done.result()
+
+    def close(self) -> None:
+        """Commit what was handed over, and stop."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._posts.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            post = self._posts.get()
+            if post is None:
+                return
+            posts, is_last = self._gather(post)
+            self._commit(posts)
+            if is_last:
+                return
+
+    def _gather(self, post: _Post) -> tuple[list[_Post], bool]:
+        """The post and what waits behind it, up to the limits of one transaction."""
+        posts, events, size = [post], len(post.events), post.size
+        while events < MAX_EVENTS and size < MAX_BYTES:
+            try:
+                after = self._posts.get_nowait()
+            except queue.Empty:
+                break
+            if after is None:
+                return posts, True
+            posts.append(after)
+            events += len(after.events)
+            size += after.size
+        return posts, False
+
+    def _commit(self, posts: Sequence[_Post]) -> None:
+        try:
+            outcomes = self._write(posts)
+        except Exception as error:  # noqa: BLE001 - a poster waits for whatever comes
+            self._memories.clear()
+            if len(posts) > 1:
+                # One of them broke the transaction: each gets its own, and only that one fails.
+                for post in posts:
+                    self._commit([post])
+            elif isinstance(error, OperationalError):
+                # The database itself: full, locked, gone. It is not the event's fault.
+                posts[0].done.set_exception(error)
+            else:
+                self._commit_apart(posts[0])
+            return
+        for post, result in zip(posts, outcomes, strict=True):
+            post.done.set_result(result)
+
+    def _commit_apart(self, post: _Post) -> None:
+        """Each event in a transaction of its own, so that one the database refuses fails alone."""
+        outcomes: list[Outcome] = []
+        for index, prepared in enumerate(post.events):
+            event = prepared.event
+            try:
+                [[outcome]] = self._write([_Post(post.project, [prepared])])
+                outcomes.append(replace(outcome, index=index))
+            except OperationalError as error:
+                post.done.set_exception(error)
+                return
+            except Exception as error:  # noqa: BLE001 - told to the poster, and to the log with its trace
+                self._memories.clear()
+                _log.exception("%s %s could not be stored", event.kind, event.id)
+                problem = f"it could not be stored: {type(error).__name__}"
+                outcomes.append(Outcome(index, event.kind, event.id, "error", problem))
+        post.done.set_result(outcomes)
+
+    def _write(self, posts: Sequence[_Post]) -> list[list[Outcome]]:
+        """One transaction over posts of any projects."""
+        now = time.time_ns()
+        results: list[list[Outcome]] = []
+        with self._engine.begin() as connection:
+            transactions: dict[str, Transaction] = {}
+            # In order of name: two servers on one PostgreSQL then never wait for each other in a circle.
+            for project in sorted({post.project for post in posts}):
+                transactions[project] = self._begin(connection, project, now)
+            for post in posts:
+                results.append(apply(transactions[post.project], post.events))
+            for transaction in transactions.values():
+                transaction.finish()
+        for project, transaction in transactions.items():
+            transaction.memory.commit_seq = transaction.pos
+            transaction.memory.trim()
+            self._memories[project] = transaction.memory
+        while len(self._memories) > _REMEMBERED_PROJECTS:
+            del self._memories[next(iter(self._memories))]
+        return results
+
+    def _begin(self, connection: Connection, project: str, now: int) -> Transaction:
+        """Lock the project's row, which is made on first use, and find out where it stands."""
+        p = t.project.c
+        row = connection.execute(
+            select(p.project_id, p.commit_seq, p.next_key).where(p.name == project).with_for_update()
+        ).one_or_none()
+        if row is None:
+            project_id = (connection.execute(select(func.max(p.project_id))).scalar() or 0) + 1
+            row_values = (project_id, 0, first_key(project_id))
+            connection.execute(
+                t.project.insert().values(
+                    project_id=project_id,
+                    name=project,
+                    commit_seq=0,
+                    next_key=row_values[2],
+                    created_at=now,
+                )
+            )
+        else:
+            row_values = (row[0], row[1], row[2])
+        project_id, commit_seq, next_key = row_values
+        memory = self._memories.pop(project, None)
+        # Another process wrote, so what is remembered may be wrong.
+        if memory is None or memory.commit_seq != commit_seq or memory.project_id != project_id:
+            memory = Memory.of(project_id, commit_seq)
+        return Transaction(connection, memory, project=project, next_key=next_key, now=now)

@@ -1,0 +1,92 @@
+"""Bytes -> the one content row that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, select
+
+from tracestore.graph.match import match_hash
+from tracestore.graph.messages import role_of
+from tracestore.store import tables as t
+from tracestore.store.buffer import Buffer
+from tracestore.store.chunks import chunks
+from tracestore.store.codec import compress
+from tracestore.store.prepare import Label, Piece
+from tracestore.store.text import describe_json, describe_message
+
+_CACHED = 300_000
+
+
+class Interned(NamedTuple):
+    """A content row."""
+
+    key: int
+    match: bytes
+    """Match hash of a message in its place; empty for other contents."""
+
+
+class Contents:
+    """Which contents a project has, remembered from one transaction to the next."""
+
+    def __init__(self, project_id: int) -> None:
+        self._project_id = project_id
+        self._interned: dict[Label, Interned] = {}
+        # (sha256, role) -> key of the rows that were looked up; None would be wrong once it is inserted.
+        self._rows: dict[tuple[bytes, str], int] = {}
+        self._looked_up: set[bytes] = set()
+
+    def prefetch(self, connection: Connection, pieces: Iterable[Piece]) -> None:
+        """Look up, in a few statements, which of these contents are there."""
+        if len(self._interned) > _CACHED:
+            self._interned.clear()
+            self._rows.clear()
+        self._looked_up.clear()
+        self._look_up(connection, {piece.digest for piece in pieces if piece.label not in self._interned})
+
+    def _look_up(self, connection: Connection, digests: set[bytes]) -> None:
+        c = t.content.c
+        for chunk in chunks(sorted(digests)):
+            query = select(c.sha256, c.role, c.key).where(
+                c.project_id == self._project_id, c.sha256.in_(chunk)
+            )
+            self._rows.update({(row.sha256, row.role): row.key for row in connection.execute(query)})
+        self._looked_up |= digests
+
+    def intern(
+        self, piece: Piece, *, connection: Connection, buffer: Buffer, new_key: Callable[[], int]
+    ) -> Interned:
+        """The row that holds these bytes, made if there is none."""
+        found = self._interned.get(piece.label)
+        if found is None:
+            if piece.digest not in self._looked_up:
+                self._look_up(connection, {piece.digest})
+            found = self._interned[piece.label] = self._intern(piece, buffer, new_key)
+        return found
+
+    def _intern(self, piece: Piece, buffer: Buffer, new_key: Callable[[], int]) -> Interned:
+        if piece.is_message:
+            role = role_of(piece.data, default=piece.place_role) or "message"
+            match = match_hash(piece.data, role=piece.place_role)
+        else:
+            assert piece.place_role is not None
+            role, match = piece.place_role, b""
+        key = self._rows.get((piece.digest, role))
+        if key is None:
+            key = self._rows[piece.digest, role] = new_key()
+            buffer.insert(t.content, self._row(key, piece, role))
+        return Interned(key, match)
+
+    def _row(self, key: int, piece: Piece, role: str) -> dict[str, Any]:
+        codec, stored = compress(piece.data)
+        described = (describe_json if role in ("skeleton", "tools") else describe_message)(piece.data)
+        return {
+            "key": key,
+            "sha256": piece.digest,
+            "role": role,
+            "codec": codec,
+            "data": stored,
+            "size": len(piece.data),
+            **described._asdict(),
+        }

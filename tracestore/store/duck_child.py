@@ -1,0 +1,149 @@
+"""The child of `duck.run_sql`: request on stdin, Arrow on stdout, an error as one JSON line on stderr.
+
+Nothing here may open the database through sqlite3.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable
+from importlib.resources import as_file, files
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from duckdb.func import FunctionNullHandling, PythonUDFType
+from sqlalchemy import Boolean, LargeBinary, Table
+
+from tracestore.errors import TracestoreError
+from tracestore.store.codec import decompress
+from tracestore.store.schema import view_statements
+from tracestore.store.sql_guard import SqlRefused, check
+from tracestore.store.tables import metadata
+from tracestore.store.text import readable
+
+_TEXT = "message_text"
+
+
+def main() -> int:
+    request = json.load(sys.stdin)
+    try:
+        table = answer(**request)
+    except (TracestoreError, duckdb.Error) as error:
+        problem = {"refused": isinstance(error, SqlRefused), "values": {"error": str(error)}, "hint": None}
+        if isinstance(error, TracestoreError):
+            problem |= {"values": error.values, "hint": error.hint}
+        sys.stderr.write(json.dumps(problem) + "\n")
+        return 1
+    with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as writer:
+        writer.write_table(table)
+    return 0
+
+
+def answer(*, file: str, project: str, sql: str, limit_rows: int, memory_mb: int) -> pa.Table:
+    """At most `limit_rows` + 1 rows of one SELECT."""
+    views = view_statements()
+    connection = duckdb.connect()
+    connection.execute("SET autoinstall_known_extensions = false")
+    connection.execute("SET autoload_known_extensions = false")
+    connection.execute(f"SET memory_limit = '{int(memory_mb)}MB'")
+    connection.execute("SET threads = 2")
+    connection.execute("SET max_temp_directory_size = '0KB'")
+    serialized = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchone()
+    assert serialized is not None
+    used = check(serialized[0], views=views)
+    _copy(connection, file, project, _tables_of(views[name] for name in used), with_text=_TEXT in sql.lower())
+    for name in used:
+        connection.execute(views[name])
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    reader = connection.execute(sql).to_arrow_reader(1024)
+    return _first(reader, limit_rows + 1)
+
+
+def _first(reader: pa.RecordBatchReader, count: int) -> pa.Table:
+    batches: list[pa.RecordBatch] = []
+    for batch in reader:
+        batches.append(batch.slice(0, count))
+        count -= batches[-1].num_rows
+        if count <= 0:
+            break
+    return pa.Table.from_batches(batches, reader.schema)
+
+
+def _tables_of(statements: Iterable[str]) -> list[Table]:
+    """The tables that views read."""
+    names = {name for sql in statements for name in re.findall(r"(?:FROM|JOIN)\s+(\w+)", sql)}
+    return [table for table in metadata.sorted_tables if table.name in names | {"project"}]
+
+
+def _copy(
+    connection: duckdb.DuckDBPyConnection, file: str, project: str, tables: list[Table], *, with_text: bool
+) -> None:
+    """Copy narrow columns of one project, and let go of the file."""
+    extension = files("duckdb_extension_sqlite_scanner") / "extensions"
+    with as_file(extension) as folder:
+        (library,) = folder.glob("*/sqlite_scanner.duckdb_extension")
+        connection.execute(f"LOAD '{_quoted(str(library))}'")
+    connection.execute(f"ATTACH '{_quoted(file)}' AS store (TYPE sqlite, READ_ONLY)")
+    # One transaction: every table is copied as of the same commit.
+    connection.execute("BEGIN")
+    found = connection.execute("SELECT project_id FROM store.project WHERE name = ?", [project]).fetchone()
+    number = -1 if found is None else int(found[0])
+    for table in tables:
+        columns = ", ".join(
+            f'CAST("{column.name}" AS BOOLEAN) AS "{column.name}"'
+            if isinstance(column.type, Boolean)
+            else f'"{column.name}"'
+            for column in table.columns
+            if not isinstance(column.type, LargeBinary)
+        )
+        source = f"SELECT {columns} FROM store.{table.name} WHERE project_id = {number}"
+        connection.execute(f"CREATE TABLE {table.name} AS {source}")
+    if with_text:
+        _copy_texts(connection, number)
+    connection.execute("COMMIT")
+    connection.execute("DETACH store")
+
+
+def _copy_texts(connection: duckdb.DuckDBPyConnection, number: int) -> None:
+    """The bodies of contents, and the function that reads them."""
+    connection.execute(
+        "CREATE TABLE content_body AS SELECT c.key, c.codec, c.data, d.data AS dictionary "
+        "FROM store.content c LEFT JOIN store.dictionary d "
+        "ON d.project_id = c.project_id AND d.key = c.dictionary_key "
+        f"WHERE c.project_id = {number}"
+    )
+    connection.create_function(
+        "text_of_body",
+        _text_of_body,
+        ["VARCHAR", "BLOB", "BLOB"],
+        "VARCHAR",
+        type=PythonUDFType.ARROW,
+        null_handling=FunctionNullHandling.SPECIAL,
+    )
+    connection.execute(
+        f"CREATE MACRO {_TEXT}(content_id) AS (SELECT text_of_body(b.codec, b.data, b.dictionary) "
+        "FROM content_body b WHERE b.key = content_id)"
+    )
+
+
+def _text_of_body(codecs: Any, bodies: Any, dictionaries: Any) -> pa.Array:
+    rows = zip(codecs.to_pylist(), bodies.to_pylist(), dictionaries.to_pylist(), strict=True)
+    return pa.array(
+        [
+            None if data is None else readable(decompress(data, codec=codec, dictionary=dictionary))
+            for codec, data, dictionary in rows
+        ],
+        pa.string(),
+    )
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "''")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

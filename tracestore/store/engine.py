@@ -1,0 +1,123 @@
+"""Connections that keep their promises: 2xx means on disk, a write waits its turn, foreign keys hold."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import URL, Connection, Engine, event, make_url
+
+from tracestore.errors import TracestoreError
+from tracestore.store.codec import decompress
+from tracestore.store.tables import KEY_BITS
+from tracestore.store.text import readable
+
+BUSY_TIMEOUT_MS = 30_000
+_WRITES = "tracestore_writes"
+
+
+class BadUrl(TracestoreError):
+    """This database URL cannot be used"""
+
+
+class NoStore(TracestoreError):
+    """There is no tracestore in this database"""
+
+    status = 503
+
+
+class UnsafeServer(TracestoreError):
+    """The PostgreSQL server may lose what it has acknowledged"""
+
+    status = 503
+
+
+def connect(url: str, *, create: bool = True) -> Engine:
+    """An engine for a `sqlite:///FILE` or `postgresql://...` URL.
+
+    Args:
+        create: whether a SQLite file may be made where there is none.
+
+    Raises:
+        BadUrl: another database, or one in memory, which no second connection could see.
+        NoStore: there is no such file.
+        UnsafeServer: PostgreSQL with fsync or synchronous_commit off.
+    """
+    parsed = _parse(url)
+    # A reader waits for its query and never for a connection.
+    engine = sa.create_engine(parsed, max_overflow=-1)
+    if engine.dialect.name == "sqlite":
+        if not create and not Path(parsed.database or "").exists():
+            raise NoStore(
+                file=parsed.database, hint="name another one with --db, or make it by posting events"
+            )
+        event.listen(engine, "connect", _on_sqlite_connect)
+        event.listen(engine, "begin", _on_sqlite_begin)
+    else:
+        _require_durable(engine)
+    return engine
+
+
+def writer(engine: Engine) -> Engine:
+    """The same engine, whose transactions take the write lock when they begin."""
+    return engine.execution_options(**{_WRITES: True})
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except sa.exc.ArgumentError:
+        raise BadUrl(url=url, hint="write sqlite:///FILE or postgresql://USER@HOST/NAME") from None
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        if parsed.database in (None, "", ":memory:"):
+            raise BadUrl(url=url, hint="a store lives in a file: sqlite:///tracestore.db")
+        return parsed
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    raise BadUrl(url=url, hint="tracestore keeps its rows in SQLite or PostgreSQL")
+
+
+def _on_sqlite_connect(connection: Any, _record: Any) -> None:
+    # The driver's own transaction handling begins late and never around DDL; SQLAlchemy's events do it.
+    connection.isolation_level = None
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    # FULL: the log is synced before a commit returns. NORMAL would lose acknowledged rows with the power.
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA cache_size = -32768")
+    connection.create_function("message_text", 1, _message_text(connection))
+
+
+def _message_text(connection: sqlite3.Connection) -> Any:
+    """`message_text(content_id)` for SQL: the text of a message, NULL for a content that is not there."""
+
+    def text_of(key: int | None) -> str | None:
+        if key is None:
+            return None
+        row = connection.execute(
+            "SELECT c.codec, c.data, d.data FROM content c LEFT JOIN dictionary d"
+            " ON d.project_id = c.project_id AND d.key = c.dictionary_key"
+            " WHERE c.project_id = ? AND c.key = ?",
+            (key >> KEY_BITS, key),
+        ).fetchone()
+        return None if row is None else readable(decompress(row[1], codec=row[0], dictionary=row[2]))
+
+    return text_of
+
+
+def _on_sqlite_begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(_WRITES)
+    # IMMEDIATE: a transaction that reads first and writes later could not be made to wait, only fail.
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _require_durable(engine: Engine) -> None:
+    with engine.connect() as connection:
+        for setting in ("fsync", "synchronous_commit"):
+            value = connection.exec_driver_sql(f"SHOW {setting}").scalar()
+            if value == "off":
+                raise UnsafeServer(setting=setting, value=value, hint=f"set {setting} = on")

@@ -1,0 +1,201 @@
+"""Wire fields <-> columns, by rule and not by list.
+
+    status            -> status                     as it is
+    task              -> task_key                   opaque JSON: a content
+    parent_agent_id   -> parent_agent_key           another entity: its row
+    usage.cost_usd    -> cost_usd                   a nested model: columns of the same row
+
+Fields that are lists, or bytes that are shared between rows, have tables of their own (`SPECIAL`).
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from sqlalchemy import Table
+
+from tracestore.store import tables as t
+from tracestore.wire.base import Raw
+from tracestore.wire.events import MODELS
+
+TABLES: dict[str, Table] = {
+    "group": t.task_group,
+    "episode": t.episode,
+    "agent": t.agent,
+    "call": t.call,
+    "completion": t.completion_event,
+    "tool_call": t.tool_call,
+    "context_edit": t.context_edit,
+    "candidate_set": t.candidate_set,
+    "candidate_selection": t.candidate_selection,
+    "reward": t.reward,
+    "gap": t.gap,
+    "snapshot": t.snapshot,
+    "blob": t.blob_ref,
+    "consumption": t.consumption,
+}
+"""The table of each kind of event."""
+
+PLACEHOLDERS = frozenset({"group", "episode", "agent", "call", "snapshot", "candidate_set"})
+"""Kinds that others refer to by id, so that a row must be there before the event is."""
+
+REFERS_TO = {
+    "group_id": "group",
+    "episode_id": "episode",
+    "forked_from_episode_id": "episode",
+    "agent_id": "agent",
+    "parent_agent_id": "agent",
+    "call_id": "call",
+    "parent_call_id": "call",
+    "spawned_by_call_id": "call",
+    "forked_from_call_id": "call",
+    "trigger_call_id": "call",
+    "author_call_id": "call",
+    "before_call_id": "call",
+    "after_call_id": "call",
+    "selector_call_id": "call",
+    "snapshot_id": "snapshot",
+    "candidate_set_id": "candidate_set",
+}
+
+SPECIAL: dict[str, frozenset[str]] = {
+    "call": frozenset({"request", "prompt_token_ids", "prompt_token_ids_delta", "completions", "attempts"}),
+    "completion": frozenset(
+        {
+            *("call_id", "index", "message", "finish_reason", "token_ids", "logprobs", "top_logprobs"),
+            *("versions", "partial", "stop_token_stripped", "episode_id"),
+        }
+    ),
+    "context_edit": frozenset({"replaced_call_ids", "kept_call_ids"}),
+    "candidate_set": frozenset({"members"}),
+    "candidate_selection": frozenset({"selected", "continued", "scores"}),
+    "blob": frozenset({"shape"}),
+}
+_ENVELOPE = frozenset({"v", "kind", "id", "phase"})
+_NESTED_PREFIX = {"policy": "policy_", "usage": "", "error": "error_", "target": ""}
+
+How = Literal["plain", "content", "ref"]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldColumn:
+    """One wire field and the column it fills."""
+
+    path: tuple[str, ...]
+    """("usage", "cost_usd") for a nested field."""
+    column: str
+    how: How
+    kind: str | None
+    """Kind referred to, for a ref; role of the content, for a content."""
+
+
+@cache
+def columns_of(kind: str) -> tuple[FieldColumn, ...]:
+    """Every column that a kind's fields fill by rule."""
+    return tuple(_columns(MODELS[kind], SPECIAL.get(kind, frozenset()) | _ENVELOPE, (), ""))
+
+
+def _columns(
+    model: type[BaseModel], skip: frozenset[str], path: tuple[str, ...], prefix: str
+) -> Iterable[FieldColumn]:
+    for name, info in model.model_fields.items():
+        if name in skip:
+            continue
+        here = (*path, name)
+        inner = _plain_type(info.annotation)
+        if name in _NESTED_PREFIX and isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _columns(inner, frozenset(), here, _NESTED_PREFIX[name])
+        elif name in REFERS_TO:
+            yield FieldColumn(here, name.removesuffix("_id") + "_key", "ref", REFERS_TO[name])
+        elif inner is Raw:
+            yield FieldColumn(here, prefix + name + "_key", "content", name)
+        else:
+            yield FieldColumn(here, prefix + name, "plain", None)
+
+
+def _plain_type(annotation: Any) -> Any:
+    """The type of an optional field without its None."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        inner = [part for part in typing.get_args(annotation) if part is not type(None)]
+        return inner[0] if len(inner) == 1 else annotation
+    return annotation
+
+
+def value_at(event: BaseModel, path: tuple[str, ...]) -> Any:
+    """The value of a field, None where a model on the way is None."""
+    value: Any = event
+    for name in path:
+        if value is None:
+            return None
+        value = getattr(value, name)
+    return value
+
+
+# --- Which fields an event named ---------------------------------------------------------------------
+
+Shape = Mapping[str, Any]
+"""Field -> 0 where it was null, 1 for a value, a shape for a model, a list of shapes for a list of models
+(the last one stands for all that follow)."""
+
+
+def shape_of(model: BaseModel) -> Shape:
+    """The fields that were named, so that what was left out stays left out when read back."""
+    return {
+        name: _shape(getattr(model, name))
+        for name in type(model).model_fields
+        if name in model.model_fields_set and name not in ("kind", "id")
+    }
+
+
+def _shape(value: Any) -> Any:
+    if value is None:
+        return 0
+    if isinstance(value, BaseModel):
+        return shape_of(value)
+    if type(value) is tuple and value and isinstance(value[0], BaseModel):
+        shapes = [shape_of(item) for item in value]
+        while len(shapes) > 1 and shapes[-1] == shapes[-2]:
+            shapes.pop()
+        return shapes
+    return 1
+
+
+def shape_text(shape: Shape) -> str:
+    return json.dumps(shape, separators=(",", ":"))
+
+
+def item_shape(shapes: list[Shape], index: int) -> Shape:
+    """The shape of one item of a list of models."""
+    return shapes[min(index, len(shapes) - 1)]
+
+
+def union(texts: Iterable[str]) -> Shape:
+    """The fields named by any phase of an entity; a value beats a null."""
+    shapes = [_parsed(text) for text in texts]
+    if len(shapes) == 1:
+        return shapes[0]
+    fields: dict[str, Any] = {}
+    for shape in shapes:
+        for name, value in shape.items():
+            fields[name] = value or fields.get(name, 0)
+    return fields
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Shape:
+    shape: Shape = json.loads(text)
+    return shape
+
+
+@cache
+def nested_model(kind: str, name: str) -> type[BaseModel]:
+    """The model of a nested field."""
+    model: type[BaseModel] = _plain_type(MODELS[kind].model_fields[name].annotation)
+    return model

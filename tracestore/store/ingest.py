@@ -1,0 +1,377 @@
+"""Graph events -> rows. The inverse of load: `build(load(ingest(events))) == build(events)`.
+
+One event is applied in two steps: first everything that may refuse it (a duplicate, a conflict, a cycle),
+which changes nothing, then its rows, which nothing refuses. So a bad event costs its neighbours nothing, and
+one transaction takes a whole batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import select
+
+from tracestore.graph.merge import FieldConflict, merge, merge_phases
+from tracestore.store import tables as t
+from tracestore.store.chunks import chunks
+from tracestore.store.fields import PLACEHOLDERS, TABLES, columns_of, value_at
+from tracestore.store.load import load_answer, load_entity
+from tracestore.store.parts import Parts
+from tracestore.store.prepare import Prepared, content_pieces
+from tracestore.store.transaction import Entity, Transaction
+from tracestore.wire.agent import Agent
+from tracestore.wire.base import PhasedEvent
+from tracestore.wire.call import Call
+from tracestore.wire.candidate_set import CandidateSet
+from tracestore.wire.canonical import canonical
+from tracestore.wire.completion import Completion, CompletionFields
+from tracestore.wire.context_edit import ContextEdit
+from tracestore.wire.encode import encode
+from tracestore.wire.events import AnyEvent, episode_id_of
+from tracestore.wire.tool_call import ToolCall
+
+Status = Literal["stored", "duplicate", "conflict", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one event."""
+
+    index: int
+    """Its place among the events given to `Store.ingest`."""
+    kind: str
+    id: str
+    status: Status
+    problem: str | None = None
+
+
+class Refused(Exception):
+    """The event is not stored; says why."""
+
+    def __init__(self, status: Status, problem: str) -> None:
+        super().__init__(problem)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A phase that is stored."""
+
+    text_hash: bytes
+    entity_key: int
+
+
+def apply(tx: Transaction, batch: Sequence[Prepared]) -> list[Outcome]:
+    """Apply events in order; the rows are written when the transaction finishes."""
+    writer = _Writer(tx)
+    writer.prefetch(batch)
+    outcomes = []
+    for index, prepared in enumerate(batch):
+        event = prepared.event
+        try:
+            status, problem = writer.apply(prepared), None
+        except Refused as refused:
+            status, problem = refused.status, str(refused)
+        outcomes.append(Outcome(index, event.kind, event.id, status, problem))
+    writer.parts.finish()
+    return outcomes
+
+
+class _Writer:
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+        self.parts = Parts(tx)
+        self._seen: dict[tuple[str, str], dict[str, _Seen]] = tx.seen
+
+    def prefetch(self, batch: Sequence[Prepared]) -> None:
+        """Look up, in a few statements, everything the batch may refer to."""
+        tx = self._tx
+        ids: dict[str, set[str]] = defaultdict(set)
+        for one in batch:
+            ids[one.event.kind].add(one.event.id)
+        for kind in sorted(ids):
+            self._prefetch_seen(kind, sorted(ids[kind]))
+        tx.prefetch_entities(name for one in batch for name in _names(one.event))
+        tx.memory.contents.prefetch(tx.connection, (piece for one in batch for piece in one.pieces()))
+
+    def _prefetch_seen(self, kind: str, ids: list[str]) -> None:
+        raw = t.raw_event.c
+        for chunk in chunks(ids):
+            query = select(raw.id, raw.phase, raw.text_hash, raw.entity_key).where(
+                raw.project_id == self._tx.project_id, raw.kind == kind, raw.id.in_(chunk)
+            )
+            for id_, phase, text_hash, entity_key in self._tx.connection.execute(query):
+                self._seen[kind, id_][phase] = _Seen(text_hash, entity_key)
+
+    # --- One event --------------------------------------------------------------------------------
+
+    def apply(self, prepared: Prepared) -> Status:
+        event = prepared.event
+        phases = self._seen[event.kind, event.id]
+        same = phases.get(prepared.phase)
+        if same is not None:
+            if same.text_hash != prepared.text_hash:
+                self._check_repeats(event, prepared.phase)
+            return "duplicate"
+        earlier = self._earlier(event) if phases else None
+        merged = event if earlier is None else _merged(earlier, event)
+        self.parts.agreed.clear()
+        self._check(event, merged)
+        self._tx.pos += 1
+        key = self._write(prepared, merged, earlier)
+        self._log(prepared, key)
+        self._remember(merged)
+        return "stored"
+
+    def _earlier(self, event: AnyEvent) -> AnyEvent:
+        """What the other phases of the event say, merged."""
+        known = self._tx.memory.open_events.get((event.kind, event.id))
+        if known is not None:
+            return known
+        self._tx.flush()
+        earlier = load_entity(self._tx.connection, self._tx.project_id, event.kind, event.id)
+        assert earlier is not None
+        return earlier
+
+    def _check_repeats(self, event: AnyEvent, phase: str) -> None:
+        """Refuse an event whose id and phase are stored with another JSON value."""
+        self._tx.flush()
+        first = load_entity(self._tx.connection, self._tx.project_id, event.kind, event.id, phase=phase)
+        assert first is not None
+        if canonical(encode(first)) == canonical(encode(event)):
+            return
+        differing = [
+            name
+            for name in type(event).model_fields.keys() - {"kind", "id"}
+            if (name in first.model_fields_set) != (name in event.model_fields_set)
+            or getattr(first, name) != getattr(event, name)
+        ]
+        problem = "an event with this id and another value is stored; the first is kept"
+        raise Refused("conflict", f"{problem} (they differ in: {', '.join(sorted(differing))})")
+
+    def _remember(self, merged: AnyEvent) -> None:
+        name = merged.kind, merged.id
+        if isinstance(merged, PhasedEvent):
+            # Only halves are asked for again in the usual course of things.
+            if merged.phase == "whole":
+                self._tx.memory.open_events.pop(name, None)
+            else:
+                self._tx.memory.open_events[name] = merged
+
+    # --- Refusals ---------------------------------------------------------------------------------
+
+    def _check(self, event: AnyEvent, merged: AnyEvent) -> None:
+        if isinstance(event, Call):
+            self._check_parent("call", merged.id, event.parent_call_id, "parent_call_id")
+            self._check_answers(event)
+        elif isinstance(event, Agent):
+            self._check_parent("agent", merged.id, event.parent_agent_id, "parent_agent_id")
+        elif isinstance(event, Completion):
+            self._check_answer(event)
+
+    def _check_parent(self, kind: str, id_: str, parent_id: str | None, field: str) -> None:
+        own = self._tx.find(kind, id_)
+        if parent_id == id_:
+            raise Refused("error", f"{field}: the {kind} {id_!r} is its own parent")
+        parent = None if parent_id is None else self._tx.find(kind, parent_id)
+        # Only what somebody already names can be an ancestor of anything.
+        if own is None or parent is None:
+            return
+        current: int | None = parent.key
+        while current is not None and current != own.key:
+            current = self._parent_of(kind, current)
+        if current is not None:
+            raise Refused(
+                "error",
+                f"{field}: {parent_id!r} descends from {id_!r}, so the parents go round in a circle",
+            )
+
+    def _parent_of(self, kind: str, key: int) -> int | None:
+        parents = self._tx.memory.parents
+        if key not in parents:
+            parents[key] = self._tx.value(TABLES[kind], key, f"parent_{kind}_key")
+        return parents[key]
+
+    def _check_answers(self, event: Call) -> None:
+        call = self._tx.find("call", event.id)
+        if call is None:
+            return
+        episode_key = self._tx.value(t.call, call.key, "episode_key")
+        episode = self._tx.find("episode", event.episode_id)
+        if episode_key is not None and (episode is None or episode.key != episode_key):
+            raise Refused("conflict", "episode_id: completions of this call were posted in another episode")
+        for index, body in enumerate(event.completions or ()):
+            self._check_agrees(call.key, event.id, index, body)
+
+    def _check_answer(self, event: Completion) -> None:
+        call = self._tx.find("call", event.call_id)
+        if call is None:
+            return
+        episode_key = self._tx.value(t.call, call.key, "episode_key")
+        episode = self._tx.find("episode", event.episode_id)
+        if episode_key is not None and (episode is None or episode.key != episode_key):
+            raise Refused("conflict", f"episode_id: the call {event.call_id!r} lies in another episode")
+        self._check_agrees(call.key, event.call_id, event.index, event)
+
+    def _check_agrees(self, call_key: int, call_id: str, index: int, body: CompletionFields) -> None:
+        stored = self._stored_answer(call_key, call_id, index)
+        if stored is not None:
+            try:
+                self.parts.agreed[call_id, index] = (stored, _agreed(call_id, index, stored, body))
+            except FieldConflict as conflict:
+                raise Refused("conflict", str(conflict)) from None
+
+    def _stored_answer(self, call_key: int, call_id: str, index: int) -> CompletionFields | None:
+        episode_key = self._tx.value(t.call, call_key, "episode_key")
+        if episode_key is None or (call_id, index) not in self.parts.state(episode_key).completion_keys:
+            return None
+        self._tx.flush()
+        return load_answer(self._tx.connection, self._tx.project_id, call_key, index)
+
+    # --- Rows -------------------------------------------------------------------------------------
+
+    def _write(self, prepared: Prepared, merged: AnyEvent, earlier: AnyEvent | None) -> int:
+        """The rows of an event that is accepted; returns the key of its own."""
+        event = prepared.event
+        news = _news(merged, earlier)
+        self._come_into_episode(event)
+        if isinstance(event, Completion):
+            return self.parts.completion_event(event)
+        if isinstance(merged, Call) and earlier is not None:
+            self.parts.unsettles(merged, earlier)
+        key, is_new = self._own_key(event, earlier)
+        row = {**self._columns(prepared, merged, news), **self.parts.columns(merged)}
+        if event.kind in PLACEHOLDERS:
+            row["is_placeholder"] = False
+        if earlier is None:
+            row["pos"] = self._tx.pos
+        if isinstance(event, PhasedEvent) and event.phase != "start":
+            row["end_pos"] = self._tx.pos
+        if is_new:
+            self._tx.buffer.insert(TABLES[event.kind], {"key": key, "id": event.id, **row})
+        else:
+            self._tx.buffer.update(TABLES[event.kind], key, row)
+        self.parts.write(prepared, merged, news, key=key, is_first=earlier is None)
+        return key
+
+    def _own_key(self, event: AnyEvent, earlier: AnyEvent | None) -> tuple[int, bool]:
+        """The key of the event's row, and whether the row is yet to be made."""
+        kind = event.kind
+        if kind in PLACEHOLDERS:
+            entity = self._tx.find(kind, event.id)
+            is_new = entity is None
+            if entity is None:
+                entity = self._tx.memory.entities[kind, event.id] = Entity(self._tx.new_key(), False)
+            entity.is_placeholder = False
+            return entity.key, is_new
+        if earlier is not None:
+            return next(iter(self._seen[kind, event.id].values())).entity_key, False
+        if isinstance(event, ToolCall):
+            sampled = self.parts.sampled_tool_call(event)
+            if sampled is not None:
+                self._tx.buffer.update(t.tool_call, sampled, {"id": event.id})
+                return sampled, False
+        return self._tx.new_key(), True
+
+    def _columns(self, prepared: Prepared, merged: AnyEvent, news: frozenset[str]) -> dict[str, Any]:
+        """Columns of the fields that the event is the first to name."""
+        row: dict[str, Any] = {}
+        pieces = prepared.others
+        if merged is not prepared.event:
+            pieces = content_pieces(merged)
+        for field in columns_of(merged.kind):
+            if field.path[0] not in news:
+                continue
+            value = value_at(merged, field.path)
+            if value is None:
+                continue
+            if field.how == "content":
+                value = self._tx.intern(pieces[field.path[0]]).key
+            elif field.how == "ref":
+                assert field.kind is not None
+                value = self._tx.entity(field.kind, value).key
+            row[field.column] = value
+        return row
+
+    def _come_into_episode(self, event: AnyEvent) -> None:
+        episode_id = episode_id_of(event)
+        if episode_id is None:
+            return
+        episode = self._tx.entity("episode", episode_id)
+        if episode.first_pos is None:
+            episode.first_pos = self._tx.pos
+            self._tx.buffer.update(t.episode, episode.key, {"first_pos": self._tx.pos})
+
+    def _log(self, prepared: Prepared, key: int) -> None:
+        event = prepared.event
+        episode_id = episode_id_of(event)
+        self._seen[event.kind, event.id][prepared.phase] = _Seen(prepared.text_hash, key)
+        self._tx.buffer.insert(
+            t.raw_event,
+            {
+                "kind": event.kind,
+                "id": event.id,
+                "phase": prepared.phase,
+                "text_hash": prepared.text_hash,
+                "pos": self._tx.pos,
+                "episode_key": None if episode_id is None else self._tx.entity("episode", episode_id).key,
+                "entity_key": key,
+                "field_set_key": self._tx.field_set(prepared.shape),
+                "received_at": self._tx.now,
+            },
+        )
+
+
+def _names(event: AnyEvent) -> Iterable[tuple[str, str]]:
+    """(kind, id) of every entity that an event is or refers to."""
+    if event.kind in PLACEHOLDERS:
+        yield event.kind, event.id
+    for field in columns_of(event.kind):
+        if field.how == "ref":
+            value = value_at(event, field.path)
+            if value is not None:
+                assert field.kind is not None
+                yield field.kind, value
+    if isinstance(event, Completion):
+        yield "episode", event.episode_id
+        yield "call", event.call_id
+    elif isinstance(event, CandidateSet):
+        for member in event.members:
+            yield ("call", member.call_id) if member.call_id is not None else ("agent", member.agent_id or "")
+    elif isinstance(event, ContextEdit):
+        for call_id in (*(event.replaced_call_ids or ()), *(event.kept_call_ids or ())):
+            yield "call", call_id
+
+
+def _merged(earlier: AnyEvent, event: AnyEvent) -> AnyEvent:
+    try:
+        return merge_phases([earlier, event])
+    except FieldConflict as conflict:
+        raise Refused("conflict", str(conflict)) from None
+
+
+def _news(merged: AnyEvent, earlier: AnyEvent | None) -> frozenset[str]:
+    """Fields that nothing named before, or that are kept in another spelling from now on."""
+    if earlier is None:
+        return frozenset(merged.model_fields_set)
+    return frozenset(
+        name
+        for name in merged.model_fields_set
+        if name not in earlier.model_fields_set or getattr(merged, name) != getattr(earlier, name)
+    )
+
+
+def _agreed(call_id: str, index: int, stored: CompletionFields, body: CompletionFields) -> CompletionFields:
+    """One completion out of two posts of it; FieldConflict where they differ."""
+    posts = [_as_event(name, call_id, index, fields) for name, fields in (("stored", stored), ("new", body))]
+    return merge(posts).completions[call_id, index]
+
+
+def _as_event(id_: str, call_id: str, index: int, body: CompletionFields) -> Completion:
+    named = {name: getattr(body, name) for name in CompletionFields.model_fields}
+    return Completion.model_construct(
+        id=id_, episode_id="", call_id=call_id, index=index, _fields_set=set(named), **named
+    )

@@ -1,0 +1,145 @@
+"""Event -> everything about it that needs no database, worked out by the thread that posts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import NamedTuple
+
+from tracestore.graph.messages import answer_messages
+from tracestore.store.fields import columns_of, shape_of, shape_text, value_at
+from tracestore.store.skeleton import cut
+from tracestore.wire.call import Call, Dialect
+from tracestore.wire.completion import Completion, CompletionFields
+from tracestore.wire.events import AnyEvent, phase_of
+
+Label = tuple[bytes, str | None, bool]
+"""(sha256, place_role, is_message)."""
+
+
+class Piece(NamedTuple):
+    """Bytes that will be one content."""
+
+    data: bytes
+    label: Label
+    """What tells it from other contents."""
+
+    @property
+    def digest(self) -> bytes:
+        return self.label[0]
+
+    @property
+    def place_role(self) -> str | None:
+        """What the place of a message says of its role; the role itself for what is no message."""
+        return self.label[1]
+
+    @property
+    def is_message(self) -> bool:
+        return self.label[2]
+
+
+_NEW_MESSAGES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request in pieces."""
+
+    raw: bytes
+    dialect: Dialect
+    skeleton: Piece
+    messages: tuple[Piece, ...]
+    tools: Piece | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    event: AnyEvent
+    phase: str
+    text_hash: bytes
+    """sha256 of the posted text."""
+    shape: str
+    size: int
+    """Bytes posted."""
+    request: Request | None
+    others: dict[str, Piece]
+    """Field -> its content, for the fields of columns_of(kind) that are opaque JSON."""
+
+    def pieces(self) -> Iterable[Piece]:
+        """The contents that the event may bring; of its messages the last ones, for most are there."""
+        yield from self.others.values()
+        if self.request is not None:
+            yield self.request.skeleton
+            yield from self.request.messages[-_NEW_MESSAGES:]
+            if self.request.tools is not None:
+                yield self.request.tools
+        yield from answer_pieces(self.event)
+
+
+def prepare(event: AnyEvent, text: bytes) -> Prepared:
+    """Cut and hash an event; `text` is what was posted."""
+    request = None
+    if isinstance(event, Call) and event.request is not None:
+        request = prepare_request(event.request, event.dialect)
+    return Prepared(
+        event=event,
+        phase=phase_of(event),
+        text_hash=sha256(text).digest(),
+        shape=shape_text(shape_of(event)),
+        size=len(text),
+        request=request,
+        others=content_pieces(event),
+    )
+
+
+def content_pieces(event: AnyEvent) -> dict[str, Piece]:
+    """The contents of the opaque fields that stand in a row of their own kind, by field."""
+    found = {}
+    for field in columns_of(event.kind):
+        if field.how == "content":
+            value = value_at(event, field.path)
+            if value is not None:
+                assert field.kind is not None
+                found[field.path[0]] = other_piece(value, field.kind)
+    return found
+
+
+def prepare_request(request: bytes, dialect: Dialect) -> Request:
+    parts = cut(request, dialect)
+    return Request(
+        raw=request,
+        dialect=dialect,
+        skeleton=other_piece(parts.skeleton, "skeleton"),
+        messages=tuple(message_piece(data, role) for data, role in parts.messages),
+        tools=None if parts.tools is None else other_piece(parts.tools, "tools"),
+    )
+
+
+def message_piece(data: bytes, role: str | None) -> Piece:
+    return Piece(data, (sha256(data).digest(), role, True))
+
+
+def other_piece(data: bytes, role: str) -> Piece:
+    return Piece(data, (sha256(data).digest(), role, False))
+
+
+def answer_pieces(event: AnyEvent) -> list[Piece]:
+    """The contents of the completions an event carries, in every way they may be needed."""
+    bodies: Sequence[CompletionFields]
+    dialect: Dialect | None = None
+    if isinstance(event, Completion):
+        bodies = (event,)
+    elif isinstance(event, Call) and event.completions is not None:
+        bodies, dialect = event.completions, event.dialect
+    else:
+        return []
+    pieces = []
+    for body in bodies:
+        if body.message is not None:
+            pieces.append(message_piece(body.message, "assistant"))
+            if dialect == "openai_responses":
+                pieces += [message_piece(raw, role) for raw, role in answer_messages(body.message, dialect)]
+        if body.top_logprobs is not None:
+            pieces.append(other_piece(body.top_logprobs, "top_logprobs"))
+    return pieces

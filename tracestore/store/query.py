@@ -1,0 +1,82 @@
+"""Which groups and episodes a project has, now or at an older snapshot."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, select
+
+from tracestore.store import tables as t
+from tracestore.store.fields import union
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRef:
+    """The episodes that share one task prompt, or one episode on its own."""
+
+    group_id: str | None
+    """None: an episode that names no group is a group of one."""
+    episode_ids: tuple[str, ...]
+    """In the order in which they first came."""
+
+
+def find_project(connection: Connection, name: str) -> int | None:
+    """The number of a project; None where nothing was ever posted to it."""
+    return connection.execute(select(t.project.c.project_id).where(t.project.c.name == name)).scalar()
+
+
+def snapshot(connection: Connection, project: str) -> int:
+    """Position of the last committed event; 0 for a project to which nothing was posted."""
+    position = connection.execute(select(t.project.c.commit_seq).where(t.project.c.name == project)).scalar()
+    return position or 0
+
+
+def groups(connection: Connection, project: str, *, at: int) -> Iterator[GroupRef]:
+    """Every group with an episode at snapshot `at`, in the order in which their first episode came."""
+    project_id = find_project(connection, project)
+    if project_id is None:
+        return
+    group_of = _groups_named(connection, project_id, at)
+    members: dict[tuple[str, int], list[str]] = defaultdict(list)
+    raw, episode = t.raw_event.c, t.episode.c
+    here = (
+        select(episode.key, episode.id)
+        .select_from(
+            t.episode.join(
+                t.raw_event, (raw.project_id == episode.project_id) & (raw.episode_key == episode.key)
+            )
+        )
+        .where(episode.project_id == project_id, raw.pos <= at)
+        .group_by(episode.key, episode.id)
+        .order_by(func.min(raw.pos))
+    )
+    for key, id_ in connection.execute(here):
+        named = group_of.get(key)
+        members[("group", named) if named is not None else ("episode", key)].append(id_)
+    group = t.task_group.c
+    rows = connection.execute(select(group.key, group.id).where(group.project_id == project_id))
+    ids = {row.key: row.id for row in rows}
+    for (kind, key), episode_ids in members.items():
+        yield GroupRef(ids[key] if kind == "group" else None, tuple(episode_ids))
+
+
+def _groups_named(connection: Connection, project_id: int, at: int) -> dict[int, int]:
+    """Episode -> its group, where the episode's own events had said so by then."""
+    raw, episode, names = t.raw_event.c, t.episode.c, t.field_set.c
+    rows = connection.execute(
+        select(episode.key, episode.group_key, names.fields)
+        .select_from(
+            t.raw_event.join(
+                t.episode, (episode.project_id == raw.project_id) & (episode.key == raw.entity_key)
+            ).join(t.field_set, (names.project_id == raw.project_id) & (names.key == raw.field_set_key))
+        )
+        .where(
+            raw.project_id == project_id,
+            raw.kind == "episode",
+            raw.pos <= at,
+            episode.group_key.is_not(None),
+        )
+    )
+    return {key: group_key for key, group_key, fields in rows if union([fields]).get("group_id")}

@@ -1,0 +1,153 @@
+"""Token ids <-> chains of deltas.
+
+    run        base    base_length  ids                what it spells
+    prompt 0   -       0            1 2 3              1 2 3
+    answer 0   prompt 0     3       4 5                1 2 3 4 5
+    prompt 1   answer 0     5       6 7                1 2 3 4 5 6 7
+
+A prompt is based on the answer it continues, at their longest common prefix, so a conversation of n calls
+costs its tokens once. A run whose beginning is not known (`num_tokens` NULL) is nobody's base.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, select
+
+from tracestore.store import tables as t
+from tracestore.store.chunks import chunks
+from tracestore.wire.arrays import Logprobs
+
+Ids = NDArray[np.int32]
+_CACHED_BYTES = 64 * 2**20
+
+
+@dataclass(slots=True)
+class Run:
+    """A row of token_run, without its bytes."""
+
+    key: int
+    base: Run | None
+    base_length: int
+    num_tokens: int | None
+    """None: what comes before its own ids is not known (yet)."""
+    num_own: int
+
+
+class RunIds:
+    """The whole ids of the runs used last."""
+
+    def __init__(self, project_id: int) -> None:
+        self._project_id = project_id
+        self._ids: OrderedDict[int, Ids] = OrderedDict()
+        self._bytes = 0
+        self.fresh: dict[int, Ids] = {}
+        """Own ids of runs that are not written yet."""
+
+    def put(self, key: int, ids: Ids) -> None:
+        self._ids[key] = ids
+        self._bytes += ids.nbytes
+        while self._bytes > _CACHED_BYTES and len(self._ids) > 1:
+            _, oldest = self._ids.popitem(last=False)
+            self._bytes -= oldest.nbytes
+
+    def get(self, run: Run, *, connection: Connection) -> Ids:
+        """Every id that a run spells; its beginning must be known."""
+        found = self._ids.get(run.key)
+        if found is not None:
+            self._ids.move_to_end(run.key)
+            return found
+        chain = [run]
+        while chain[-1].base is not None and chain[-1].base.key not in self._ids:
+            chain.append(chain[-1].base)
+        written = [one.key for one in chain if one.key not in self.fresh]
+        own = {**self.fresh, **read_ids(connection, self._project_id, written)}
+        base = chain[-1].base
+        ids = self._ids[base.key] if base is not None else np.empty(0, np.int32)
+        for one in reversed(chain):
+            ids = np.concatenate([ids[: one.base_length], own[one.key]])
+        self.put(run.key, ids)
+        return ids
+
+
+def read_ids(connection: Connection, project_id: int, keys: list[int]) -> dict[int, Ids]:
+    """The own ids of runs, by key."""
+    found: dict[int, Ids] = {}
+    for chunk in chunks(keys):
+        rows = connection.execute(
+            select(t.token_run.c.key, t.token_run.c.ids).where(
+                t.token_run.c.project_id == project_id, t.token_run.c.key.in_(chunk)
+            )
+        )
+        found.update({key: np.frombuffer(ids, dtype="<i4") for key, ids in rows})
+    return found
+
+
+def common_prefix(first: Ids, second: Ids) -> int:
+    """Length of the longest common prefix."""
+    length = min(len(first), len(second))
+    differ = np.flatnonzero(first[:length] != second[:length])
+    return int(differ[0]) if len(differ) else length
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A row of token_run with its bytes."""
+
+    base_key: int | None
+    base_length: int
+    ids: bytes
+    logprobs: Logprobs | None
+
+
+def read_chains(connection: Connection, project_id: int, keys: Iterable[int]) -> dict[int, RunRow]:
+    """The rows of runs and of everything they are based on, by key."""
+    run = t.token_run
+    found: dict[int, RunRow] = {}
+    for chunk in chunks(sorted(keys)):
+        here = select(run.c.key, run.c.base_key).where(run.c.project_id == project_id, run.c.key.in_(chunk))
+        chain = here.cte("chain", recursive=True)
+        above = select(run.c.key, run.c.base_key).where(
+            run.c.project_id == project_id, run.c.key == chain.c.base_key
+        )
+        chain = chain.union(above)
+        rows = connection.execute(
+            select(
+                *(run.c.key, run.c.base_key, run.c.base_length, run.c.ids),
+                *(run.c.logprobs, run.c.logprobs_dtype, run.c.logprobs_nulls),
+            ).where(run.c.project_id == project_id, run.c.key.in_(select(chain.c.key)))
+        )
+        for key, base_key, base_length, ids, logprobs, dtype, nulls in rows:
+            found[key] = RunRow(base_key, base_length, ids, _logprobs(logprobs, dtype, nulls))
+    return found
+
+
+def _logprobs(data: bytes | None, dtype: Any, nulls: bytes | None) -> Logprobs | None:
+    if data is None:
+        return None
+    return Logprobs(data, dtype, tuple(np.frombuffer(nulls or b"", dtype="<i4").tolist()))
+
+
+def spell(rows: Mapping[int, RunRow], key: int) -> bytes:
+    """The whole ids of a run, little-endian int32."""
+    pieces: list[bytes] = []
+    # From the end backwards: of each base only what the run above it uses.
+    length: int | None = None
+    current: int | None = key
+    while current is not None:
+        row = rows[current]
+        start = row.base_length
+        if length is None:
+            pieces.append(row.ids)
+            length = start
+        elif length > start:
+            pieces.append(row.ids[: 4 * (length - start)])
+            length = start
+        current = row.base_key if length else None
+    return b"".join(reversed(pieces))

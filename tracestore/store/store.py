@@ -1,0 +1,163 @@
+"""A store: one database, one committer, and everything that is read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy import Connection, Engine, select
+
+from tracestore.errors import TracestoreError
+from tracestore.graph.build import build
+from tracestore.graph.model import Graph
+from tracestore.store import query, schema
+from tracestore.store import tables as t
+from tracestore.store.committer import Committer
+from tracestore.store.engine import connect, writer
+from tracestore.store.ingest import Outcome
+from tracestore.store.load import load_context, load_entity, load_events
+from tracestore.store.prepare import prepare
+from tracestore.wire.base import Raw
+from tracestore.wire.call import Call
+from tracestore.wire.events import AnyEvent
+
+
+class NotFound(TracestoreError):
+    """Nothing of that id is stored in this project"""
+
+    status = 404
+
+
+class Store:
+    """One open database. Any number of threads may read and ingest."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._committer = Committer(engine)
+
+    @classmethod
+    def open(cls, url: str, *, create: bool = True) -> Self:
+        """Open a store.
+
+        Args:
+            url: `sqlite:///FILE` or `postgresql://...`.
+            create: make the schema in a database that is empty.
+
+        Raises:
+            BadUrl: no such kind of database.
+            NoStore: the database holds no store, and is not empty or may not be filled.
+            WrongRevision: `tracestore db upgrade` is due.
+        """
+        engine = connect(url, create=create)
+        try:
+            with writer(engine).begin() as connection:
+                if create and schema.is_empty(connection):
+                    schema.create(connection)
+                schema.require(connection)
+        except BaseException:
+            engine.dispose()
+            raise
+        return cls(engine)
+
+    @property
+    def revision(self) -> str:
+        """Revision of the schema."""
+        return t.REVISION
+
+    def ingest(self, project: str, items: Sequence[tuple[AnyEvent, bytes]]) -> list[Outcome]:
+        """Store events, each with its posted text, and return when they are on disk.
+
+        Outcomes come in the order of the items; an event that is refused costs the others nothing.
+        """
+        prepared = [prepare(event, text) for event, text in items]
+        return self._committer.commit(project, prepared) if prepared else []
+
+    def read(self) -> Connection:
+        """A connection for reading; it sees one state of the database from its first statement on."""
+        connection = self.engine.connect()
+        # SQLite's transactions are so by nature.
+        if self.engine.dialect.name != "sqlite":
+            connection = connection.execution_options(isolation_level="REPEATABLE READ")
+        return connection
+
+    def load(self, project: str, episode_id: str, *, snapshot: int | None = None) -> list[AnyEvent]:
+        """The events of an episode and its group, start and end merged, in the order they first came.
+
+        Args:
+            snapshot: a commit position; later events are left out.
+
+        Raises:
+            NotFound: no such episode (then).
+        """
+        with self.read() as connection:
+            project_id = query.find_project(connection, project)
+            key = None
+            if project_id is not None:
+                key = connection.execute(
+                    select(t.episode.c.key).where(
+                        t.episode.c.project_id == project_id, t.episode.c.id == episode_id
+                    )
+                ).scalar()
+            events = [] if key is None else load_events(connection, project_id or 0, key, snapshot=snapshot)
+        if not events:
+            raise NotFound(episode_id=episode_id, project=project)
+        return events
+
+    def load_graph(self, project: str, episode_id: str, *, snapshot: int | None = None) -> Graph:
+        """`graph.build` of what `load` gives."""
+        return build(self.load(project, episode_id, snapshot=snapshot))
+
+    def request(self, project: str, call_id: str) -> Raw | None:
+        """The request of a call, byte for byte as it was posted; None where it was posted without.
+
+        Raises:
+            NotFound: no such call.
+        """
+        with self.read() as connection:
+            project_id = query.find_project(connection, project)
+            call = None if project_id is None else load_entity(connection, project_id, "call", call_id)
+        if not isinstance(call, Call):
+            raise NotFound(call_id=call_id, project=project)
+        return call.request
+
+    def context(self, project: str, call_id: str) -> list[Raw]:
+        """The messages a call saw, in order and byte for byte, without reading the rest of its episode.
+
+        Raises:
+            NotFound: no such call, or its context is not known because its parent has not come.
+        """
+        with self.read() as connection:
+            project_id = query.find_project(connection, project)
+            found = None if project_id is None else load_context(connection, project_id, call_id)
+        if found is None:
+            raise NotFound(
+                call_id=call_id,
+                project=project,
+                hint="the call, or a parent that its context begins with, has not come",
+            )
+        return found
+
+    def snapshot(self, project: str) -> int:
+        """The commit position up to which everything is there; give it to `load` and `groups` later."""
+        with self.read() as connection:
+            return query.snapshot(connection, project)
+
+    def groups(self, project: str, *, snapshot: int | None = None) -> list[query.GroupRef]:
+        """Every group that has an episode, in the order in which their first episode came."""
+        with self.read() as connection:
+            at = query.snapshot(connection, project) if snapshot is None else snapshot
+            return list(query.groups(connection, project, at=at))
+
+    def close(self) -> None:
+        """Commit what is in hand and close the database."""
+        self._committer.close()
+        self.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,177 @@
+"""One transaction of one project: its rows, its keys, its next commit position."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, Table, select
+
+from tracestore.store import tables as t
+from tracestore.store.buffer import Buffer
+from tracestore.store.chunks import chunks
+from tracestore.store.contents import Contents, Interned
+from tracestore.store.fields import TABLES
+from tracestore.store.prepare import Piece
+from tracestore.store.runs import RunIds
+from tracestore.store.tables import KEY_BITS
+from tracestore.wire.events import AnyEvent
+
+_CACHED_ENTITIES = 200_000
+_CACHED_STATES = 64
+_CACHED_EVENTS = 500
+
+
+@dataclass(slots=True)
+class Entity:
+    """A row that others may refer to."""
+
+    key: int
+    is_placeholder: bool
+    first_pos: int | None = None
+    """Of an episode: the first event that lies in it."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """What the committer remembers of a project between transactions. Dropped when another writer wrote."""
+
+    project_id: int
+    commit_seq: int
+    contents: Contents
+    run_ids: RunIds
+    entities: dict[tuple[str, str], Entity] = field(default_factory=dict)
+    field_sets: dict[str, int] = field(default_factory=dict)
+    parents: dict[int, int | None] = field(default_factory=dict)
+    """Key of a call or agent -> key of the parent it names."""
+    states: dict[int, Any] = field(default_factory=dict)
+    """Key of an episode -> its `EpisodeState`, the one used last at the end."""
+    parameters: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Key of a skeleton -> the sampling parameters in it, as columns."""
+    blobs: set[str] = field(default_factory=set)
+    """Hashes of blobs that have a row."""
+    open_events: dict[tuple[str, str], AnyEvent] = field(default_factory=dict)
+    """Events whose other half has not come."""
+
+    @classmethod
+    def of(cls, project_id: int, commit_seq: int) -> Memory:
+        return cls(project_id, commit_seq, Contents(project_id), RunIds(project_id))
+
+    def trim(self) -> None:
+        """Forget what was used longest ago. Only between transactions: within one, all is needed."""
+        if len(self.entities) > _CACHED_ENTITIES:
+            self.entities.clear()
+        if len(self.parameters) > _CACHED_EVENTS:
+            self.parameters.clear()
+        if len(self.blobs) > _CACHED_ENTITIES:
+            self.blobs.clear()
+        if len(self.parents) > _CACHED_ENTITIES:
+            self.parents.clear()
+        while len(self.states) > _CACHED_STATES:
+            del self.states[next(iter(self.states))]
+        while len(self.open_events) > _CACHED_EVENTS:
+            del self.open_events[next(iter(self.open_events))]
+
+
+class Transaction:
+    """Rows go to `buffer`; `pos` is the position of the event in hand."""
+
+    def __init__(
+        self, connection: Connection, memory: Memory, *, project: str, next_key: int, now: int
+    ) -> None:
+        self.connection = connection
+        self.memory = memory
+        self.project = project
+        self.project_id = memory.project_id
+        self.buffer = Buffer(memory.project_id)
+        self.now = now
+        self.pos = memory.commit_seq
+        self._next_key = next_key
+        # (kind, id) -> phase -> what is stored of it. One for all posts of the transaction: rows of the posts
+        # before are still in the buffer, where no query sees them.
+        self.seen: defaultdict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
+
+    def new_key(self) -> int:
+        self._next_key += 1
+        return self._next_key - 1
+
+    def intern(self, piece: Piece) -> Interned:
+        return self.memory.contents.intern(
+            piece, connection=self.connection, buffer=self.buffer, new_key=self.new_key
+        )
+
+    def field_set(self, shape: str) -> int:
+        """Key of the row that lists these field names."""
+        memory = self.memory
+        key = memory.field_sets.get(shape)
+        if key is None:
+            if not memory.field_sets:
+                rows = self.connection.execute(
+                    select(t.field_set.c.fields, t.field_set.c.key).where(
+                        t.field_set.c.project_id == self.project_id
+                    )
+                )
+                memory.field_sets.update({row.fields: row.key for row in rows})
+            key = memory.field_sets.get(shape)
+        if key is None:
+            key = memory.field_sets[shape] = self.new_key()
+            self.buffer.insert(t.field_set, {"key": key, "fields": shape})
+        return key
+
+    def prefetch_entities(self, wanted: Iterable[tuple[str, str]]) -> None:
+        """Look up rows by (kind, id). Every entity must come by here before `entity` or `find`."""
+        by_kind: dict[str, set[str]] = {}
+        for kind, id_ in wanted:
+            if (kind, id_) not in self.memory.entities:
+                by_kind.setdefault(kind, set()).add(id_)
+        for kind, ids in by_kind.items():
+            table = TABLES[kind]
+            columns = [table.c.id, table.c.key, table.c.is_placeholder]
+            if kind == "episode":
+                columns.append(table.c.first_pos)
+            for chunk in chunks(sorted(ids)):
+                query = select(*columns).where(table.c.project_id == self.project_id, table.c.id.in_(chunk))
+                for id_, *row in self.connection.execute(query):
+                    self.memory.entities[kind, id_] = Entity(*row)
+
+    def find(self, kind: str, id_: str) -> Entity | None:
+        return self.memory.entities.get((kind, id_))
+
+    def entity(self, kind: str, id_: str) -> Entity:
+        """The row of an id; a placeholder is made where there is none."""
+        found = self.memory.entities.get((kind, id_))
+        if found is None:
+            found = self.memory.entities[kind, id_] = Entity(self.new_key(), True)
+            self.buffer.insert(TABLES[kind], {"key": found.key, "id": id_, "is_placeholder": True})
+        return found
+
+    def value(self, table: Table, key: int, column: str) -> Any:
+        """One column of a row, written or not."""
+        row = self.buffer.pending(table, key)
+        if row is not None and column in row:
+            return row[column]
+        if self.buffer.fresh(table, key) is not None:
+            return None
+        return self.connection.execute(
+            select(table.c[column]).where(table.c.project_id == self.project_id, table.c.key == key)
+        ).scalar()
+
+    def flush(self) -> None:
+        """Write the rows gathered so far, so that they can be read."""
+        self.buffer.flush(self.connection)
+        self.memory.run_ids.fresh.clear()
+
+    def finish(self) -> None:
+        """Write the rows and raise the counters. The caller commits."""
+        self.connection.execute(
+            t.project.update()
+            .where(t.project.c.project_id == self.project_id)
+            .values(commit_seq=self.pos, next_key=self._next_key)
+        )
+        self.flush()
+
+
+def first_key(project_id: int) -> int:
+    return (project_id << KEY_BITS) + 1

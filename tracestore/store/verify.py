@@ -1,0 +1,292 @@
+"""Is the store what it says it is? Contents are hashed again, contexts, links and tokens derived again.
+
+Nothing is taken from what ingest kept in memory: events are read back from rows, the graph is built from
+them, and every stored place, link, edge and token run is compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Table, func, select, text
+
+from tracestore.graph.build import build
+from tracestore.graph.context import context
+from tracestore.graph.model import CompletionKey, Graph
+from tracestore.graph.tokens import completion_ids, prompt_ids
+from tracestore.store import tables as t
+from tracestore.store.codec import decompress
+from tracestore.store.fields import PLACEHOLDERS, TABLES
+from tracestore.store.load import load_events, path_contents, read_contents, read_paths
+from tracestore.store.query import find_project
+from tracestore.store.runs import read_chains, spell
+from tracestore.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    name: str
+    where: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found in one project; nothing, if all is well."""
+
+    project: str
+    problems: tuple[Finding, ...]
+    num_events: int
+    num_episodes: int
+    num_contents: int
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.problems)
+
+
+def verify(store: Store, project: str) -> Report:
+    """Check everything stored of a project, at one moment."""
+    with store.read() as connection:
+        project_id = find_project(connection, project)
+        if project_id is None:
+            return Report(project, (), 0, 0, 0)
+        checker = _Checker(connection, project_id)
+        problems = (
+            *checker.contents(),
+            *checker.positions(),
+            *checker.entities(),
+            *checker.foreign_keys(),
+            *checker.episodes(),
+        )
+        return Report(
+            project,
+            problems,
+            checker.count(t.raw_event),
+            checker.count(t.episode, t.episode.c.first_pos.is_not(None)),
+            checker.count(t.content),
+        )
+
+
+class _Checker:
+    def __init__(self, connection: Connection, project_id: int) -> None:
+        self._connection = connection
+        self._project_id = project_id
+
+    def count(self, table: Table, *where: Any) -> int:
+        query = select(func.count()).select_from(table).where(table.c.project_id == self._project_id, *where)
+        return self._connection.execute(query).scalar_one()
+
+    def contents(self) -> Iterator[Finding]:
+        """Every content hashes to its name."""
+        c, d = t.content.c, t.dictionary.c
+        joined = t.content.outerjoin(
+            t.dictionary, (d.project_id == c.project_id) & (d.key == c.dictionary_key)
+        )
+        rows = self._connection.execute(
+            select(c.key, c.sha256, c.size, c.codec, c.data, d.data.label("dictionary"))
+            .select_from(joined)
+            .where(c.project_id == self._project_id)
+            .execution_options(yield_per=500)
+        )
+        for row in rows:
+            where = f"content {row.key}"
+            try:
+                data = decompress(row.data, codec=row.codec, dictionary=row.dictionary)
+            except Exception as error:  # noqa: BLE001 - whatever a broken frame raises
+                yield Finding("content_unreadable", where, str(error))
+                continue
+            if sha256(data).digest() != row.sha256:
+                yield Finding("content_hash", where, "its bytes do not have its sha256")
+            if len(data) != row.size:
+                yield Finding("content_size", where, f"it has {len(data)} bytes, the row says {row.size}")
+
+    def positions(self) -> Iterator[Finding]:
+        """Commit positions are 1 to n, each once."""
+        p, raw = t.project.c, t.raw_event.c
+        last = self._connection.execute(
+            select(p.commit_seq).where(p.project_id == self._project_id)
+        ).scalar_one()
+        number, first, highest = self._connection.execute(
+            select(func.count(), func.min(raw.pos), func.max(raw.pos)).where(
+                raw.project_id == self._project_id
+            )
+        ).one()
+        if number != last or (number and (first, highest) != (1, last)):
+            detail = f"{number} events lie at positions {first} to {highest}, the project counts to {last}"
+            yield Finding("commit_positions", "project", detail)
+
+    def entities(self) -> Iterator[Finding]:
+        """A row is either a placeholder or has an event, never both."""
+        raw = t.raw_event.c
+        for kind, table in TABLES.items():
+            has_event = (
+                select(raw.entity_key)
+                .where(
+                    raw.project_id == self._project_id,
+                    raw.kind == kind,
+                    raw.entity_key == table.c.key,
+                )
+                .exists()
+            )
+            is_there = ~table.c.is_placeholder if kind in PLACEHOLDERS else table.c.id.is_not(None)
+            wrong = select(table.c.id).where(
+                table.c.project_id == self._project_id, is_there != has_event, table.c.id.is_not(None)
+            )
+            for (id_,) in self._connection.execute(wrong):
+                yield Finding("entity_without_event", f"{kind} {id_}", "its row and the event log disagree")
+
+    def foreign_keys(self) -> Iterator[Finding]:
+        """SQLite can be told to look the other way; PostgreSQL cannot."""
+        if self._connection.dialect.name == "sqlite":
+            for table, rowid, parent, _ in self._connection.execute(text("PRAGMA foreign_key_check")):
+                yield Finding("foreign_key", f"{table} row {rowid}", f"refers to no row of {parent}")
+
+    def episodes(self) -> Iterator[Finding]:
+        """What is derived and stored is what the events give when derived again."""
+        episode = t.episode.c
+        rows = self._connection.execute(
+            select(episode.key, episode.id)
+            .where(episode.project_id == self._project_id, episode.first_pos.is_not(None))
+            .order_by(episode.key)
+        ).all()
+        for key, id_ in rows:
+            try:
+                graph = build(load_events(self._connection, self._project_id, key))
+            except Exception as error:  # noqa: BLE001 - whatever broken rows raise
+                yield Finding("episode_unreadable", f"episode {id_}", f"{type(error).__name__}: {error}")
+                continue
+            stored = _Stored(self._connection, self._project_id, key)
+            for name, detail in stored.differences(graph):
+                yield Finding(name, f"episode {id_}", detail)
+
+
+class _Stored:
+    """The derived rows of one episode."""
+
+    def __init__(self, connection: Connection, project_id: int, episode_key: int) -> None:
+        self._connection = connection
+        self._project_id = project_id
+        here = (t.call.c.project_id == project_id, t.call.c.episode_key == episode_key)
+        self._calls = connection.execute(select(t.call).where(*here)).all()
+        self._call_ids = {row.key: row.id for row in self._calls}
+        in_call = (t.completion.c.project_id == t.call.c.project_id) & (
+            t.completion.c.call_key == t.call.c.key
+        )
+        self._answers = connection.execute(
+            select(t.completion).select_from(t.completion.join(t.call, in_call)).where(*here)
+        ).all()
+        self._nodes = {
+            row.key: row
+            for row in connection.execute(
+                select(t.node).where(t.node.c.project_id == project_id, t.node.c.episode_key == episode_key)
+            )
+        }
+        self._edges = connection.execute(
+            select(t.edge).where(
+                t.edge.c.project_id == project_id,
+                t.edge.c.episode_key == episode_key,
+                t.edge.c.kind == "continuation",
+            )
+        ).all()
+
+    def differences(self, graph: Graph) -> Iterator[tuple[str, str]]:
+        """(name of the law that is broken, what differs)."""
+        yield from self._places(graph)
+        yield from self._contexts(graph)
+        yield from self._links(graph)
+        yield from self._tokens(graph)
+
+    def _places(self, graph: Graph) -> Iterator[tuple[str, str]]:
+        matches = {row.match_key for row in self._nodes.values()}
+        if matches != graph.nodes.keys():
+            missing, extra = len(graph.nodes.keys() - matches), len(matches - graph.nodes.keys())
+            yield "nodes", f"{missing} nodes of the graph have no row, {extra} rows have no node"
+        first: dict[bytes, int] = {}
+        for key in sorted(self._nodes):
+            row = self._nodes[key]
+            twin = first.setdefault(row.match_key, key)
+            if row.twin_of_key != (None if twin == key else twin):
+                yield "twins", f"node {key} is a twin of {row.twin_of_key}, and should be one of {twin}"
+        for row in self._calls:
+            stored = None if row.prompt_node_key is None else self._nodes[row.prompt_node_key].match_key
+            if not row.is_placeholder and stored != graph.prompt_node[row.id]:
+                yield "prompt_node", f"call {row.id} stands at another node"
+        for row in self._answers:
+            stored = None if row.node_key is None else self._nodes[row.node_key].match_key
+            if stored != graph.completion_node.get(self._name(row)):
+                yield "completion_node", f"completion {self._name(row)} stands at another node"
+
+    def _contexts(self, graph: Graph) -> Iterator[tuple[str, str]]:
+        """The bytes on the path of each call are the bytes that it saw."""
+        calls = [row for row in self._calls if not row.is_placeholder and row.id not in graph.pending]
+        prompts = [row.prompt_node_key for row in calls if row.prompt_node_key is not None]
+        nodes = read_paths(self._connection, self._project_id, prompts)
+        keys = {node.content_key for node in nodes.values()}
+        contents = read_contents(self._connection, self._project_id, keys)
+        for row in calls:
+            path = [contents[key].data for key in path_contents(nodes, row.prompt_node_key)]
+            if path != [message.raw for message in context(graph, row.id)]:
+                yield "context", f"the path of call {row.id} does not spell what the call saw"
+            if row.context_messages != len(path):
+                yield "context", f"call {row.id} saw {len(path)} messages, not {row.context_messages}"
+
+    def _links(self, graph: Graph) -> Iterator[tuple[str, str]]:
+        edges = {row.to_call_key: (row.from_call_key, row.from_completion) for row in self._edges}
+        for row in self._calls:
+            if row.is_placeholder:
+                continue
+            link = graph.links[row.id]
+            stored = (row.link_call_key, row.link_completion)
+            name = None if row.link_call_key is None else (self._call_ids.get(row.link_call_key), stored[1])
+            if (name, row.link, row.link_exact) != (link.parent, link.how, link.exact):
+                detail = f"call {row.id} is linked to {name} ({row.link}), not {link.parent} ({link.how})"
+                yield "links", detail
+            if edges.get(row.key) != (None if row.link_call_key is None else stored):
+                yield "edges", f"the edge to call {row.id} does not say what its link says"
+
+    def _tokens(self, graph: Graph) -> Iterator[tuple[str, str]]:
+        keys = {row.prompt_run_key for row in self._calls} | {row.run_key for row in self._answers}
+        runs = read_chains(self._connection, self._project_id, keys - {None})
+        counts = self._run_lengths(keys - {None})
+        for row in self._calls:
+            if row.prompt_run_key is None:
+                continue
+            ids = prompt_ids(graph, row.id)
+            if (ids is None) != (counts[row.prompt_run_key] is None):
+                yield "token_runs", f"whether the prompt ids of call {row.id} are known is not settled"
+            elif ids is not None and spell(runs, row.prompt_run_key) != ids.tobytes():
+                yield "token_runs", f"the run of call {row.id} does not spell its prompt ids"
+            elif ids is not None and counts[row.prompt_run_key] != len(ids):
+                yield "token_runs", f"the run of call {row.id} counts {counts[row.prompt_run_key]} ids"
+        for row in self._answers:
+            name = self._name(row)
+            ids = completion_ids(graph, name)
+            if (row.run_key is None) != (ids is None):
+                yield "token_runs", f"completion {name} and its run disagree about its ids"
+            if row.run_key is None or ids is None:
+                continue
+            prompt = prompt_ids(graph, name[0]) if name[0] in graph.calls else None
+            whole = ids if prompt is None else np.concatenate([prompt, ids])
+            if spell(runs, row.run_key) != whole.tobytes():
+                yield "token_runs", f"the run of completion {name} does not spell prompt ++ completion"
+            if counts[row.run_key] != (None if prompt is None else len(whole)):
+                yield "token_runs", f"the run of completion {name} counts {counts[row.run_key]} ids"
+            logprobs = graph.completions[name].logprobs
+            if logprobs != runs[row.run_key].logprobs:
+                yield "logprobs", f"the logprobs of completion {name} differ"
+
+    def _run_lengths(self, keys: set[int]) -> dict[int, int | None]:
+        run = t.token_run.c
+        rows = self._connection.execute(
+            select(run.key, run.num_tokens).where(run.project_id == self._project_id, run.key.in_(keys))
+        )
+        return {row.key: row.num_tokens for row in rows}
+
+    def _name(self, row: Any) -> CompletionKey:
+        return (self._call_ids[row.call_key], row.completion)

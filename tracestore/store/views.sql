@@ -1,0 +1,559 @@
+-- What analysts read. One view per block; the same names and columns on SQLite, PostgreSQL and DuckDB.
+--
+-- Every row says which `project` and which `episode_id` it is of, and names things by their client's ids.
+-- `content_id` and `message_id` are the store's own numbers: `message_text(content_id)` is the full text of
+-- a message (a function, so that no view reads bodies). Unknown is NULL. Times are nanoseconds UTC.
+-- No view parses JSON: what stands in columns here was extracted when it came.
+
+-- Episodes: one attempt at one task each. An episode of which only parts have come has no `status` and
+-- `is_recorded` false. `sampled_tokens` counts completions with token ids, each once; `reward` is the weighted sum
+-- of the episode's own rewards.
+CREATE VIEW episodes AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       g.id AS group_id,
+       coalesce(e.task_id, g.task_id) AS task_id,
+       e.split,
+       e.status,
+       e.error,
+       e.stop_reason,
+       fe.id AS forked_from_episode_id,
+       fc.id AS forked_from_call_id,
+       e.inference_only,
+       e.pos IS NOT NULL AS is_recorded,
+       e.end_pos IS NOT NULL AS is_complete,
+       (SELECT count(*) FROM agent a
+         WHERE a.project_id = e.project_id AND a.episode_key = e.key AND a.pos IS NOT NULL) AS num_agents,
+       (SELECT count(*) FROM call c
+         WHERE c.project_id = e.project_id AND c.episode_key = e.key AND c.pos IS NOT NULL) AS num_calls,
+       (SELECT sum(m.num_tokens) FROM call c
+          JOIN completion m ON m.project_id = c.project_id AND m.call_key = c.key
+         WHERE c.project_id = e.project_id AND c.episode_key = e.key) AS sampled_tokens,
+       (SELECT sum(r.value * coalesce(r.weight, 1)) FROM reward r
+         WHERE r.project_id = e.project_id AND r.episode_key = e.key AND r.target = 'episode') AS reward,
+       e.started_at,
+       e.ended_at,
+       e.first_pos AS position
+  FROM episode e
+  JOIN project p ON p.project_id = e.project_id
+  LEFT JOIN task_group g ON g.project_id = e.project_id AND g.key = e.group_key
+  LEFT JOIN episode fe ON fe.project_id = e.project_id AND fe.key = e.forked_from_episode_key
+  LEFT JOIN call fc ON fc.project_id = e.project_id AND fc.key = e.forked_from_call_key
+ WHERE e.first_pos IS NOT NULL;
+
+-- Agents: who spawned them, and what came of them. `is_complete` is false while its end has not come.
+CREATE VIEW agents AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       a.id AS agent_id,
+       pa.id AS parent_agent_id,
+       sc.id AS spawned_by_call_id,
+       a.spawned_by_completion,
+       a.spawned_by_tool_call_id,
+       a.role,
+       a.name,
+       a.depth,
+       a.stage,
+       a.model,
+       a.checkpoint,
+       a.trainable,
+       a.score,
+       a.finding_used,
+       s.id AS snapshot_id,
+       a.status,
+       a.error,
+       a.end_pos IS NOT NULL AS is_complete,
+       a.scope_prompt_key AS scope_prompt_content_id,
+       a.return_message_key AS return_message_content_id,
+       (SELECT count(*) FROM call c
+         WHERE c.project_id = a.project_id AND c.agent_key = a.key AND c.pos IS NOT NULL) AS num_calls,
+       a.started_at,
+       a.ended_at
+  FROM agent a
+  JOIN project p ON p.project_id = a.project_id
+  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key
+  LEFT JOIN agent pa ON pa.project_id = a.project_id AND pa.key = a.parent_agent_key
+  LEFT JOIN call sc ON sc.project_id = a.project_id AND sc.key = a.spawned_by_call_key
+  LEFT JOIN snapshot s ON s.project_id = a.project_id AND s.key = a.snapshot_key
+ WHERE a.pos IS NOT NULL;
+
+-- Calls: one model call each. `link_call_id` and `link_completion` are what it continues, `link` how that is
+-- known (named, inferred, matched, ambiguous, none). `prompt_tokens` and `completion_tokens` are what the
+-- provider counted, `prompt_ids` and `sampled_tokens` how many token ids were recorded.
+CREATE VIEW calls AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       a.id AS agent_id,
+       c.id AS call_id,
+       c.ordinal,
+       c.purpose,
+       c.model,
+       c.policy_name,
+       c.policy_version,
+       c.provider_id,
+       c.endpoint,
+       coalesce(c.dialect, 'openai_chat') AS dialect,
+       coalesce(c.context, 'whole') AS context,
+       pc.id AS parent_call_id,
+       c.parent_completion,
+       lc.id AS link_call_id,
+       c.link_completion,
+       c.link,
+       c.link_exact,
+       c.context_messages,
+       c.tools_key AS tools_content_id,
+       c.temperature,
+       c.top_p,
+       c.top_k,
+       c.max_tokens,
+       c.n,
+       c.logprobs_are,
+       (SELECT count(*) FROM completion m
+         WHERE m.project_id = c.project_id AND m.call_key = c.key) AS num_completions,
+       c.prompt_tokens,
+       c.cached_tokens,
+       c.completion_tokens,
+       c.reasoning_tokens,
+       c.cost_usd,
+       r.num_tokens AS prompt_ids,
+       (SELECT sum(m.num_tokens) FROM completion m
+         WHERE m.project_id = c.project_id AND m.call_key = c.key) AS sampled_tokens,
+       c.num_attempts,
+       c.status,
+       c.error_type,
+       c.error_message,
+       c.error_status_code,
+       c.end_pos IS NOT NULL AS is_complete,
+       c.started_at,
+       c.first_token_at,
+       c.ended_at
+  FROM call c
+  JOIN project p ON p.project_id = c.project_id
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  LEFT JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key
+  LEFT JOIN call pc ON pc.project_id = c.project_id AND pc.key = c.parent_call_key
+  LEFT JOIN call lc ON lc.project_id = c.project_id AND lc.key = c.link_call_key
+  LEFT JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key
+ WHERE c.pos IS NOT NULL;
+
+-- Messages: each message once for every place where it stands in an episode. The spellings of one message at
+-- one place are rows of their own: `twin_of_message_id` names the first. `num_completions` tells how many
+-- completions stand there: 0 for what no recorded call sampled.
+CREATE VIEW messages AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       n.key AS message_id,
+       n.parent_key AS parent_message_id,
+       n.twin_of_key AS twin_of_message_id,
+       n.depth,
+       n.content_key AS content_id,
+       t.role,
+       t.tool_name,
+       t.size,
+       t.preview,
+       t.text_lossy,
+       (SELECT count(*) FROM completion m
+         WHERE m.project_id = n.project_id AND m.node_key = n.key) AS num_completions
+  FROM node n
+  JOIN project p ON p.project_id = n.project_id
+  JOIN episode e ON e.project_id = n.project_id AND e.key = n.episode_key
+  JOIN content t ON t.project_id = n.project_id AND t.key = n.content_key;
+
+-- Contexts: for each call the messages it saw, in order from position 0. A delta call whose parent has not
+-- come has no rows.
+CREATE VIEW contexts AS
+WITH RECURSIVE path (project_id, call_key, node_key, position) AS (
+  SELECT c.project_id, c.key, c.prompt_node_key, c.context_messages - 1
+    FROM call c
+   WHERE c.prompt_node_key IS NOT NULL
+  UNION ALL
+  SELECT path.project_id, path.call_key, n.parent_key, path.position - 1
+    FROM path
+    JOIN node n ON n.project_id = path.project_id AND n.key = path.node_key
+   WHERE n.parent_key IS NOT NULL
+)
+SELECT p.name AS project,
+       e.id AS episode_id,
+       c.id AS call_id,
+       path.position,
+       path.node_key AS message_id,
+       n.content_key AS content_id,
+       t.role,
+       t.tool_name,
+       t.size,
+       t.preview,
+       t.text_lossy
+  FROM path
+  JOIN call c ON c.project_id = path.project_id AND c.key = path.call_key
+  JOIN project p ON p.project_id = c.project_id
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  JOIN node n ON n.project_id = path.project_id AND n.key = path.node_key
+  JOIN content t ON t.project_id = n.project_id AND t.key = n.content_key;
+
+-- Edges: how calls, agents, episodes and context edits relate. kind: continuation (call to call), spawn (call
+-- or agent to agent), fork (call or episode to episode), edit_before, summary, replaced, copy (call to edit),
+-- edit_after (edit to call).
+CREATE VIEW edges AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       d.kind,
+       d.position,
+       fc.id AS from_call_id,
+       d.from_completion,
+       fa.id AS from_agent_id,
+       fe.id AS from_episode_id,
+       d.tool_call_id,
+       tc.id AS to_call_id,
+       ta.id AS to_agent_id,
+       te.id AS to_episode_id,
+       x.id AS context_edit_id
+  FROM edge d
+  JOIN project p ON p.project_id = d.project_id
+  JOIN episode e ON e.project_id = d.project_id AND e.key = d.episode_key
+  LEFT JOIN call fc ON fc.project_id = d.project_id AND fc.key = d.from_call_key
+  LEFT JOIN agent fa ON fa.project_id = d.project_id AND fa.key = d.from_agent_key
+  LEFT JOIN episode fe ON fe.project_id = d.project_id AND fe.key = d.from_episode_key
+  LEFT JOIN call tc ON tc.project_id = d.project_id AND tc.key = d.to_call_key
+  LEFT JOIN agent ta ON ta.project_id = d.project_id AND ta.key = d.to_agent_key
+  LEFT JOIN episode te ON te.project_id = d.project_id AND te.key = d.to_episode_key
+  LEFT JOIN context_edit x ON x.project_id = d.project_id AND x.key = d.context_edit_key;
+
+-- Branches: one row for each end, which is a completion that no call continues word for word, or a call that
+-- nothing came back from. `num_calls` counts the end's call and those before it along the links.
+CREATE VIEW branches AS
+WITH RECURSIVE ends (project_id, call_key, completion, last_node_key) AS (
+  SELECT c.project_id, c.key, m.completion, coalesce(m.node_key, c.prompt_node_key)
+    FROM call c
+    LEFT JOIN completion m
+      ON m.project_id = c.project_id AND m.call_key = c.key AND m.node_key IS NOT NULL
+   WHERE c.pos IS NOT NULL
+     AND c.context_messages IS NOT NULL
+     AND NOT EXISTS (
+       SELECT 1 FROM edge d JOIN call q ON q.project_id = d.project_id AND q.key = d.to_call_key
+        WHERE d.project_id = m.project_id AND d.from_call_key = m.call_key AND d.kind = 'continuation'
+          AND d.from_completion = m.completion AND q.link_exact)
+), chain (project_id, end_call_key, end_completion, call_key, num_calls) AS (
+  SELECT project_id, call_key, completion, call_key, 1 FROM ends
+  UNION ALL
+  SELECT chain.project_id, chain.end_call_key, chain.end_completion, c.link_call_key, chain.num_calls + 1
+    FROM chain
+    JOIN call c ON c.project_id = chain.project_id AND c.key = chain.call_key
+   WHERE c.link_call_key IS NOT NULL
+), lengths (project_id, end_call_key, end_completion, num_calls) AS (
+  SELECT project_id, end_call_key, end_completion, max(num_calls)
+    FROM chain
+   GROUP BY project_id, end_call_key, end_completion
+)
+SELECT p.name AS project,
+       e.id AS episode_id,
+       a.id AS agent_id,
+       c.id AS end_call_id,
+       ends.completion AS end_completion,
+       l.num_calls,
+       coalesce(n.depth + 1, 0) AS num_messages,
+       r.id AS first_call_id,
+       ends.last_node_key AS last_message_id
+  FROM ends
+  JOIN lengths l
+    ON l.project_id = ends.project_id AND l.end_call_key = ends.call_key
+   AND coalesce(l.end_completion, -1) = coalesce(ends.completion, -1)
+  JOIN chain f
+    ON f.project_id = l.project_id AND f.end_call_key = l.end_call_key AND f.num_calls = l.num_calls
+   AND coalesce(f.end_completion, -1) = coalesce(l.end_completion, -1)
+  JOIN call c ON c.project_id = ends.project_id AND c.key = ends.call_key
+  JOIN call r ON r.project_id = f.project_id AND r.key = f.call_key
+  JOIN project p ON p.project_id = c.project_id
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  LEFT JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key
+  LEFT JOIN node n ON n.project_id = ends.project_id AND n.key = ends.last_node_key;
+
+-- Candidates: the members of each candidate set. `selected` and `continued` follow the set's last selection
+-- and are NULL before there is one; `continued` is NULL where the harness did not tell it apart.
+CREATE VIEW candidates AS
+WITH last_selection (project_id, candidate_set_key, selection_key) AS (
+  SELECT project_id, candidate_set_key, max(key)
+    FROM candidate_selection
+   GROUP BY project_id, candidate_set_key
+)
+SELECT p.name AS project,
+       e.id AS episode_id,
+       s.id AS candidate_set_id,
+       a.id AS agent_id,
+       s.generator,
+       m.member,
+       c.id AS call_id,
+       CASE WHEN m.call_key IS NOT NULL THEN coalesce(m.completion, 0) END AS completion,
+       ma.id AS member_agent_id,
+       coalesce(
+         (SELECT max(h.score) FROM candidate_choice h
+           WHERE h.project_id = m.project_id AND h.candidate_selection_key = l.selection_key
+             AND h.part = 'score' AND h.member = m.member),
+         m.score) AS score,
+       CASE WHEN l.selection_key IS NOT NULL THEN EXISTS (
+         SELECT 1 FROM candidate_choice h
+          WHERE h.project_id = m.project_id AND h.candidate_selection_key = l.selection_key
+            AND h.part = 'selected' AND h.member = m.member) END AS selected,
+       CASE WHEN EXISTS (
+         SELECT 1 FROM candidate_choice h
+          WHERE h.project_id = m.project_id AND h.candidate_selection_key = l.selection_key
+            AND h.part = 'continued') THEN EXISTS (
+         SELECT 1 FROM candidate_choice h
+          WHERE h.project_id = m.project_id AND h.candidate_selection_key = l.selection_key
+            AND h.part = 'continued' AND h.member = m.member) END AS continued,
+       x.id AS candidate_selection_id,
+       x.selector,
+       x.selector_version,
+       xc.id AS selector_call_id,
+       x.treatment,
+       x.reason
+  FROM candidate_set s
+  JOIN candidate_member m ON m.project_id = s.project_id AND m.candidate_set_key = s.key
+  JOIN project p ON p.project_id = s.project_id
+  JOIN episode e ON e.project_id = s.project_id AND e.key = s.episode_key
+  LEFT JOIN agent a ON a.project_id = s.project_id AND a.key = s.agent_key
+  LEFT JOIN call c ON c.project_id = m.project_id AND c.key = m.call_key
+  LEFT JOIN agent ma ON ma.project_id = m.project_id AND ma.key = m.agent_key
+  LEFT JOIN last_selection l ON l.project_id = s.project_id AND l.candidate_set_key = s.key
+  LEFT JOIN candidate_selection x ON x.project_id = l.project_id AND x.key = l.selection_key
+  LEFT JOIN call xc ON xc.project_id = x.project_id AND xc.key = x.selector_call_key;
+
+-- Rewards, in the order in which they came (`seq`). `target` is the finest thing a reward is for.
+CREATE VIEW rewards AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       r.id AS reward_id,
+       r.target,
+       a.id AS agent_id,
+       c.id AS call_id,
+       r.completion,
+       s.id AS candidate_set_id,
+       r.member,
+       r.token_start,
+       r.token_length,
+       r.name,
+       r.value,
+       r.weight,
+       r.scorer,
+       r.scorer_version,
+       r.at,
+       r.pos AS seq
+  FROM reward r
+  JOIN project p ON p.project_id = r.project_id
+  JOIN episode e ON e.project_id = r.project_id AND e.key = r.episode_key
+  LEFT JOIN agent a ON a.project_id = r.project_id AND a.key = r.agent_key
+  LEFT JOIN call c ON c.project_id = r.project_id AND c.key = r.call_key
+  LEFT JOIN candidate_set s ON s.project_id = r.project_id AND s.key = r.candidate_set_key;
+
+-- Token counts: each recorded token once. `new_prompt_tokens` are those a call read that no call before it on
+-- its chain had read or sampled, `sampled_tokens` those of all its completions. Sums over calls are right: a
+-- shared prefix is counted by the call that brought it. NULL where no ids were recorded.
+CREATE VIEW token_counts AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       a.id AS agent_id,
+       c.id AS call_id,
+       c.purpose,
+       r.num_tokens AS prompt_tokens,
+       r.num_tokens - r.base_length AS new_prompt_tokens,
+       (SELECT sum(m.num_tokens) FROM completion m
+         WHERE m.project_id = c.project_id AND m.call_key = c.key) AS sampled_tokens,
+       (SELECT count(*) FROM completion m
+         WHERE m.project_id = c.project_id AND m.call_key = c.key) AS num_completions,
+       (SELECT count(*) FROM completion m
+         WHERE m.project_id = c.project_id AND m.call_key = c.key
+           AND m.num_tokens IS NULL) AS completions_without_ids
+  FROM call c
+  JOIN project p ON p.project_id = c.project_id
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  LEFT JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key
+  LEFT JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key
+ WHERE c.pos IS NOT NULL;
+
+-- Critical steps: for each agent the length of its run in model calls when its subagents run side by side: its
+-- own calls, plus for each stage those of the longest subagent started in it (Kimi K2.5, PARL). A stage is what
+-- the harness says it is, else the call that spawned; a subagent is taken to be waited for before the next
+-- stage. NULL while a subagent below it has not returned, and for an agent with more than four levels below it.
+CREATE VIEW critical_steps AS
+WITH own (project_id, agent_key, parent_key, stage, is_open, steps) AS (
+  SELECT a.project_id, a.key, a.parent_agent_key,
+         coalesce(a.stage, -a.spawned_by_call_key, 0),
+         a.pos IS NOT NULL AND a.end_pos IS NULL,
+         (SELECT count(*) FROM call c
+           WHERE c.project_id = a.project_id AND c.agent_key = a.key AND c.pos IS NOT NULL)
+    FROM agent a
+   WHERE a.pos IS NOT NULL
+), stages1 (project_id, parent_key, stage, steps, num_open) AS (
+  SELECT o.project_id, o.parent_key, o.stage, max(o.steps), sum(CASE WHEN o.is_open THEN 1 ELSE 0 END)
+    FROM own o
+   GROUP BY o.project_id, o.parent_key, o.stage
+), level1 (project_id, agent_key, parent_key, stage, is_open, steps) AS (
+  SELECT o.project_id, o.agent_key, o.parent_key, o.stage,
+         o.is_open OR coalesce(sum(s.num_open), 0) > 0, o.steps + coalesce(sum(s.steps), 0)
+    FROM own o
+    LEFT JOIN stages1 s ON s.project_id = o.project_id AND s.parent_key = o.agent_key
+   GROUP BY o.project_id, o.agent_key, o.parent_key, o.stage, o.is_open, o.steps
+), stages2 (project_id, parent_key, stage, steps, num_open) AS (
+  SELECT l.project_id, l.parent_key, l.stage, max(l.steps), sum(CASE WHEN l.is_open THEN 1 ELSE 0 END)
+    FROM level1 l
+   GROUP BY l.project_id, l.parent_key, l.stage
+), level2 (project_id, agent_key, parent_key, stage, is_open, steps) AS (
+  SELECT o.project_id, o.agent_key, o.parent_key, o.stage,
+         o.is_open OR coalesce(sum(s.num_open), 0) > 0, o.steps + coalesce(sum(s.steps), 0)
+    FROM own o
+    LEFT JOIN stages2 s ON s.project_id = o.project_id AND s.parent_key = o.agent_key
+   GROUP BY o.project_id, o.agent_key, o.parent_key, o.stage, o.is_open, o.steps
+), stages3 (project_id, parent_key, stage, steps, num_open) AS (
+  SELECT l.project_id, l.parent_key, l.stage, max(l.steps), sum(CASE WHEN l.is_open THEN 1 ELSE 0 END)
+    FROM level2 l
+   GROUP BY l.project_id, l.parent_key, l.stage
+), level3 (project_id, agent_key, parent_key, stage, is_open, steps) AS (
+  SELECT o.project_id, o.agent_key, o.parent_key, o.stage,
+         o.is_open OR coalesce(sum(s.num_open), 0) > 0, o.steps + coalesce(sum(s.steps), 0)
+    FROM own o
+    LEFT JOIN stages3 s ON s.project_id = o.project_id AND s.parent_key = o.agent_key
+   GROUP BY o.project_id, o.agent_key, o.parent_key, o.stage, o.is_open, o.steps
+), stages4 (project_id, parent_key, stage, steps, num_open) AS (
+  SELECT l.project_id, l.parent_key, l.stage, max(l.steps), sum(CASE WHEN l.is_open THEN 1 ELSE 0 END)
+    FROM level3 l
+   GROUP BY l.project_id, l.parent_key, l.stage
+), level4 (project_id, agent_key, steps, num_open) AS (
+  SELECT o.project_id, o.agent_key, o.steps + coalesce(sum(s.steps), 0), coalesce(sum(s.num_open), 0)
+    FROM own o
+    LEFT JOIN stages4 s ON s.project_id = o.project_id AND s.parent_key = o.agent_key
+   GROUP BY o.project_id, o.agent_key, o.steps
+), too_deep (project_id, agent_key) AS (
+  SELECT DISTINCT d1.project_id, d1.parent_key
+    FROM own d1
+    JOIN own d2 ON d2.project_id = d1.project_id AND d2.parent_key = d1.agent_key
+    JOIN own d3 ON d3.project_id = d2.project_id AND d3.parent_key = d2.agent_key
+    JOIN own d4 ON d4.project_id = d3.project_id AND d4.parent_key = d3.agent_key
+    JOIN own d5 ON d5.project_id = d4.project_id AND d5.parent_key = d4.agent_key
+)
+SELECT p.name AS project,
+       e.id AS episode_id,
+       a.id AS agent_id,
+       pa.id AS parent_agent_id,
+       o.steps AS own_calls,
+       CASE WHEN l.num_open = 0 AND x.agent_key IS NULL THEN l.steps END AS critical_steps
+  FROM own o
+  JOIN level4 l ON l.project_id = o.project_id AND l.agent_key = o.agent_key
+  JOIN agent a ON a.project_id = o.project_id AND a.key = o.agent_key
+  JOIN project p ON p.project_id = a.project_id
+  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key
+  LEFT JOIN agent pa ON pa.project_id = a.project_id AND pa.key = a.parent_agent_key
+  LEFT JOIN too_deep x ON x.project_id = o.project_id AND x.agent_key = o.agent_key;
+
+-- Compaction loss: for each context edit how much of the context went. Tokens are as the harness counted them,
+-- messages as the calls before and after it saw them.
+CREATE VIEW compaction_loss AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       x.id AS context_edit_id,
+       a.id AS agent_id,
+       x.edit,
+       x.trigger,
+       x.author,
+       x.status,
+       x.reason,
+       bc.id AS before_call_id,
+       ac.id AS after_call_id,
+       wc.id AS author_call_id,
+       x.author_completion,
+       x.tokens_before,
+       x.tokens_after,
+       x.tokens_before - x.tokens_after AS tokens_lost,
+       bc.context_messages AS messages_before,
+       ac.context_messages AS messages_after,
+       bc.context_messages - ac.context_messages AS messages_lost,
+       (SELECT count(*) FROM context_edit_member m
+         WHERE m.project_id = x.project_id AND m.context_edit_key = x.key
+           AND m.part = 'replaced') AS num_replaced,
+       (SELECT count(*) FROM context_edit_member m
+         WHERE m.project_id = x.project_id AND m.context_edit_key = x.key AND m.part = 'kept') AS num_kept
+  FROM context_edit x
+  JOIN project p ON p.project_id = x.project_id
+  JOIN episode e ON e.project_id = x.project_id AND e.key = x.episode_key
+  JOIN agent a ON a.project_id = x.project_id AND a.key = x.agent_key
+  LEFT JOIN call bc ON bc.project_id = x.project_id AND bc.key = x.before_call_key
+  LEFT JOIN call ac ON ac.project_id = x.project_id AND ac.key = x.after_call_key
+  LEFT JOIN call wc ON wc.project_id = x.project_id AND wc.key = x.author_call_key;
+
+-- Orphans: what names something that has not come, computed when read. A parent in another episode has not
+-- come either. `missing` says what it is (parent_call, parent_agent, spawning_call, agent, call, episode).
+CREATE VIEW orphans AS
+SELECT p.name AS project, e.id AS episode_id, 'call' AS kind, c.id AS id,
+       'parent_call' AS missing, q.id AS missing_id
+  FROM call c
+  JOIN project p ON p.project_id = c.project_id
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  JOIN call q ON q.project_id = c.project_id AND q.key = c.parent_call_key
+ WHERE c.pos IS NOT NULL AND (q.pos IS NULL OR q.episode_key <> c.episode_key)
+UNION ALL
+SELECT p.name, e.id, 'call', c.id, 'agent', a.id
+  FROM call c
+  JOIN project p ON p.project_id = c.project_id
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key
+ WHERE c.pos IS NOT NULL AND (a.pos IS NULL OR a.episode_key <> c.episode_key)
+UNION ALL
+SELECT p.name, e.id, 'completion', v.id, 'call', c.id
+  FROM completion_event v
+  JOIN completion m ON m.project_id = v.project_id AND m.key = v.completion_key
+  JOIN call c ON c.project_id = m.project_id AND c.key = m.call_key
+  JOIN project p ON p.project_id = c.project_id
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+ WHERE c.pos IS NULL
+UNION ALL
+SELECT p.name, e.id, 'agent', a.id, 'parent_agent', q.id
+  FROM agent a
+  JOIN project p ON p.project_id = a.project_id
+  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key
+  JOIN agent q ON q.project_id = a.project_id AND q.key = a.parent_agent_key
+ WHERE a.pos IS NOT NULL AND (q.pos IS NULL OR q.episode_key <> a.episode_key)
+UNION ALL
+SELECT p.name, e.id, 'agent', a.id, 'spawning_call', q.id
+  FROM agent a
+  JOIN project p ON p.project_id = a.project_id
+  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key
+  JOIN call q ON q.project_id = a.project_id AND q.key = a.spawned_by_call_key
+ WHERE a.pos IS NOT NULL AND (q.pos IS NULL OR q.episode_key <> a.episode_key)
+UNION ALL
+SELECT p.name, e.id, 'episode', e.id, 'episode', e.id
+  FROM episode e
+  JOIN project p ON p.project_id = e.project_id
+ WHERE e.first_pos IS NOT NULL AND e.pos IS NULL;
+
+-- Gaps: what is known to be missing, with its cause, as posted.
+CREATE VIEW gaps AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       g.id AS gap_id,
+       a.id AS agent_id,
+       c.id AS call_id,
+       g.cause,
+       g.detail,
+       g.at
+  FROM gap g
+  JOIN project p ON p.project_id = g.project_id
+  JOIN episode e ON e.project_id = g.project_id AND e.key = g.episode_key
+  LEFT JOIN agent a ON a.project_id = g.project_id AND a.key = g.agent_key
+  LEFT JOIN call c ON c.project_id = g.project_id AND c.key = g.call_key;
+
+-- Consumption: which completion was trained in which optimizer step, shard and sample.
+CREATE VIEW consumption AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       c.id AS call_id,
+       coalesce(u.completion, 0) AS completion,
+       u.run,
+       u.step,
+       u.export_hash,
+       u.shard,
+       u.sample_id,
+       u.tokens,
+       u.id AS consumption_id,
+       u.at
+  FROM consumption_event u
+  JOIN project p ON p.project_id = u.project_id
+  JOIN episode e ON e.project_id = u.project_id AND e.key = u.episode_key
+  JOIN call c ON c.project_id = u.project_id AND c.key = u.call_key;
