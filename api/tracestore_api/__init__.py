@@ -1,0 +1,1 @@
+"""The HTTP service: posted events -> store, and reads of what is stored."""

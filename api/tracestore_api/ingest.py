@@ -1,0 +1,143 @@
+"""Posted body -> events -> store: `POST /v1/events`, plain ASGI, all work off the event loop.
+
+Nothing is parsed on the loop: it only moves bytes, so a health check answers while a large batch is decoded.
+The answer is sent after `store.ingest` returned, and that returns only when the events are on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from anyio import CapacityLimiter, to_thread
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tracestore.store.ingest import Outcome
+from tracestore.store.store import Store
+from tracestore.wire.decode import Decoded, Limits, decode_body
+from tracestore_api.body import Admission, Ticket, coding_of, decompress, read_body
+from tracestore_api.errors import UnknownParameter, UnsupportedMediaType
+from tracestore_api.parameters import project_of
+from tracestore_api.problems import problem_of
+from tracestore_api.render import dumps
+
+MEDIA_TYPES = ("application/json", "application/x-ndjson")
+
+
+class EventsRoute:
+    """ASGI endpoint of `POST /v1/events`.
+
+    200 when every event is stored or was already, 207 when some are, 422 when none is; the answer is
+    `{stored, duplicate, conflict, invalid, items: [{index, kind, id, status, problem}]}`, one item per event
+    in the order posted.
+    """
+
+    def __init__(self, store: Store, *, limits: Limits, admission: Admission, max_threads: int) -> None:
+        self._store = store
+        self._limits = limits
+        self._admission = admission
+        self._threads = CapacityLimiter(max_threads)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        if scope["query_string"]:
+            raise UnknownParameter(
+                query=scope["query_string"].decode("latin-1"), hint="this route takes none"
+            )
+        project = project_of(headers)
+        media_type = media_type_of(headers.get("content-type"))
+        coding = coding_of(headers.get("content-encoding"))
+        with self._admission.ticket() as ticket:
+            body = await read_body(
+                receive,
+                content_length=headers.get("content-length"),
+                max_bytes=self._limits.max_body_bytes,
+                ticket=ticket,
+            )
+            if body is None:
+                return
+            response = await to_thread.run_sync(
+                self._respond, project, media_type, coding, body, ticket, limiter=self._threads
+            )
+        await response(scope, receive, send)
+
+    def _respond(
+        self, project: str, media_type: str | None, coding: str | None, body: bytes, ticket: Ticket
+    ) -> Response:
+        text = decompress(body, coding=coding, max_bytes=self._limits.max_body_bytes, ticket=ticket)
+        decoded = decode_body(text, content_type=media_type, limits=self._limits)
+        items = store_decoded(self._store, project, decoded)
+        status, answer = answer_of(items)
+        return Response(dumps(answer), status_code=status, media_type="application/json")
+
+
+def media_type_of(header: str | None) -> str | None:
+    """The media type of a body, None when the sender does not say (then its first bytes decide).
+
+    Raises:
+        UnsupportedMediaType: neither JSON nor NDJSON. Form types are refused on purpose: a browser sends
+            them to other sites without asking.
+    """
+    if header is None:
+        return None
+    media_type = header.partition(";")[0].strip().lower()
+    if media_type not in MEDIA_TYPES:
+        raise UnsupportedMediaType(content_type=media_type, hint=f"send {' or '.join(MEDIA_TYPES)}")
+    return media_type
+
+
+def store_decoded(store: Store, project: str, decoded: Sequence[Decoded]) -> list[dict[str, Any]]:
+    """Store what could be read, and give one answer item per posted event, in the order posted."""
+    outcomes = iter(
+        store.ingest(project, [(one.event, one.text) for one in decoded if one.event is not None])
+    )
+    return [
+        _refused_item(one) if one.event is None else _outcome_item(one, next(outcomes)) for one in decoded
+    ]
+
+
+def answer_of(items: Sequence[dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+    """HTTP status and body of the answer to a request with these items."""
+    counts = dict.fromkeys(("stored", "duplicate", "conflict", "invalid"), 0)
+    for item in items:
+        counts[item["status"]] += 1
+    kept = counts["stored"] + counts["duplicate"]
+    if kept == len(items):
+        status = HTTPStatus.OK
+    else:
+        status = HTTPStatus.MULTI_STATUS if kept else HTTPStatus.UNPROCESSABLE_ENTITY
+    return int(status), {**counts, "items": list(items)}
+
+
+def _outcome_item(one: Decoded, outcome: Outcome) -> dict[str, Any]:
+    problem = None
+    status: str = outcome.status
+    if status == "conflict":
+        problem = _problem(409, "conflicting-event", "Another event with this key is stored", outcome.problem)
+    elif status == "error":
+        status = "invalid"
+        problem = _problem(422, "refused-event", "The event does not fit what is stored", outcome.problem)
+    return {"index": one.index, "kind": one.kind, "id": one.id, "status": status, "problem": problem}
+
+
+def _problem(status: int, name: str, title: str, detail: str | None) -> dict[str, Any]:
+    return {
+        "type": f"urn:tracestore:problem:{name}",
+        "title": title,
+        "status": status,
+        "detail": detail or title,
+    }
+
+
+def _refused_item(one: Decoded) -> dict[str, Any]:
+    assert one.error is not None
+    return {
+        "index": one.index,
+        "kind": one.kind,
+        "id": one.id,
+        "status": "invalid",
+        "problem": problem_of(one.error),
+    }

@@ -1,0 +1,352 @@
+"""Rows -> pages: `{items, next_cursor, truncated}` in the order in which things came.
+
+A page begins after the place of the last item before it, so that what is inserted meanwhile moves nothing:
+an item is listed once however many come. A thing that was referred to before it came is listed where it was
+first referred to.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    and_,
+    case,
+    column,
+    func,
+    select,
+    table,
+    tuple_,
+)
+from starlette.responses import Response
+
+from tracestore.store import tables as t
+from tracestore.store.query import find_project
+from tracestore.store.store import Store
+from tracestore_api.parameters import Page, Place, Project, Time, cursor_of, place_of
+from tracestore_api.reads import Stored
+from tracestore_api.render import StrictJSON
+
+router = APIRouter()
+
+Row = dict[str, Any]
+
+
+class EpisodePage(Page):
+    group_id: str | None = None
+    task_id: str | None = None
+    split: Literal["train", "eval", "test"] | None = None
+    status: str | None = None
+    started_from: Time | None = None
+    """Started at this time or later."""
+    started_before: Time | None = None
+
+
+class GroupPage(Page):
+    task_id: str | None = None
+
+
+class CandidatePage(Page):
+    episode_id: str | None = None
+    agent_id: str | None = None
+
+
+class RewardPage(Page):
+    episode_id: str | None = None
+    agent_id: str | None = None
+    call_id: str | None = None
+    target: Literal["episode", "agent", "call", "completion", "candidate", "tokens"] | None = None
+    """The finest thing the reward is for."""
+    name: str | None = None
+    scorer: str | None = None
+    at_from: Time | None = None
+    """Given at this time or later."""
+    at_before: Time | None = None
+
+
+class GapPage(Page):
+    episode_id: str | None = None
+    cause: str | None = None
+
+
+class OrphanPage(Page):
+    episode_id: str | None = None
+    kind: Literal["episode", "agent", "call", "completion"] | None = None
+
+
+@router.get("/v1/episodes")
+def list_episodes(store: Stored, project: Project, page: Annotated[EpisodePage, Query()]) -> Response:
+    """Episodes in the order in which their first event came."""
+    e = t.episode
+    query = select(
+        e.c.first_pos.label("place"),
+        e.c.id,
+        (~e.c.is_placeholder).label("is_recorded"),
+        _id_of(t.task_group, e, "group_key").label("group_id"),
+        *(e.c[name] for name in ("task_id", "split", "status", "error", "stop_reason")),
+        _id_of(t.episode, e, "forked_from_episode_key").label("forked_from_episode_id"),
+        _id_of(t.call, e, "forked_from_call_key").label("forked_from_call_id"),
+        *(e.c[name] for name in ("inference_only", "started_at", "ended_at")),
+        _count_of(t.agent, e, "episode_key").label("num_agents"),
+        _count_of(t.call, e, "episode_key").label("num_calls"),
+    ).where(
+        *_equal(page, e, "task_id", "split", "status"),
+        *_refers(page, e, group_id=("group_key", t.task_group)),
+        *_between(e.c.started_at, page.started_from, page.started_before),
+    )
+    return _page(store, project, page, query, owner=e, place=e.c.first_pos)
+
+
+@router.get("/v1/groups")
+def list_groups(store: Stored, project: Project, page: Annotated[GroupPage, Query()]) -> Response:
+    """Groups, those that only an episode names included."""
+    g = t.task_group
+    query = select(
+        g.c.key.label("place"),
+        g.c.id,
+        (~g.c.is_placeholder).label("is_recorded"),
+        *(g.c[name] for name in ("task_id", "size", "closed_by", "started_at", "ended_at")),
+        _count_of(t.episode, g, "group_key").label("num_episodes"),
+    ).where(*_equal(page, g, "task_id"))
+    return _page(store, project, page, query, owner=g, place=g.c.key)
+
+
+@router.get("/v1/candidates")
+def list_candidates(store: Stored, project: Project, page: Annotated[CandidatePage, Query()]) -> Response:
+    """Candidate sets, each with its members and with every selection made from it."""
+    c = t.candidate_set
+    query = select(
+        c.c.key.label("place"),
+        c.c.id,
+        _id_of(t.episode, c, "episode_key").label("episode_id"),
+        _id_of(t.agent, c, "agent_key").label("agent_id"),
+        c.c.generator,
+        c.c.at,
+    ).where(
+        ~c.c.is_placeholder,
+        *_refers(page, c, episode_id=("episode_key", t.episode), agent_id=("agent_key", t.agent)),
+    )
+    return _page(store, project, page, query, owner=c, place=c.c.key, more=_with_members)
+
+
+@router.get("/v1/rewards")
+def list_rewards(store: Stored, project: Project, page: Annotated[RewardPage, Query()]) -> Response:
+    """Rewards in the order in which they came; none replaces another."""
+    r = t.reward
+    query = select(
+        r.c.key.label("place"),
+        r.c.id,
+        r.c.target,
+        _id_of(t.episode, r, "episode_key").label("episode_id"),
+        _id_of(t.agent, r, "agent_key").label("agent_id"),
+        _id_of(t.call, r, "call_key").label("call_id"),
+        r.c.completion,
+        _id_of(t.candidate_set, r, "candidate_set_key").label("candidate_set_id"),
+        *(r.c[name] for name in ("member", "token_start", "token_length")),
+        *(r.c[name] for name in ("name", "value", "weight", "scorer", "scorer_version", "at")),
+        r.c.pos.label("seq"),
+    ).where(
+        *_equal(page, r, "target", "name", "scorer"),
+        *_refers(
+            page,
+            r,
+            episode_id=("episode_key", t.episode),
+            agent_id=("agent_key", t.agent),
+            call_id=("call_key", t.call),
+        ),
+        *_between(r.c.at, page.at_from, page.at_before),
+    )
+    return _page(store, project, page, query, owner=r, place=r.c.key)
+
+
+@router.get("/v1/gaps")
+def list_gaps(store: Stored, project: Project, page: Annotated[GapPage, Query()]) -> Response:
+    """What is known to be missing, with its cause."""
+    g = t.gap
+    query = select(
+        g.c.key.label("place"),
+        g.c.id,
+        _id_of(t.episode, g, "episode_key").label("episode_id"),
+        _id_of(t.agent, g, "agent_key").label("agent_id"),
+        _id_of(t.call, g, "call_key").label("call_id"),
+        *(g.c[name] for name in ("cause", "detail", "at")),
+    ).where(*_equal(page, g, "cause"), *_refers(page, g, episode_id=("episode_key", t.episode)))
+    return _page(store, project, page, query, owner=g, place=g.c.key)
+
+
+@router.get("/v1/orphans")
+def list_orphans(store: Stored, project: Project, page: Annotated[OrphanPage, Query()]) -> Response:
+    """What names a parent, a call, an agent or an episode that has not come; computed when asked, by id."""
+    o = table("orphans", *map(column, ("project", "episode_id", "kind", "id", "missing", "missing_id")))
+    order = (o.c.id, o.c.kind, o.c.missing)
+    wanted = {"episode_id": page.episode_id, "kind": page.kind}
+    query = select(o.c.episode_id, o.c.kind, o.c.id, o.c.missing, o.c.missing_id).where(
+        o.c.project == project, *(o.c[name] == value for name, value in wanted.items() if value is not None)
+    )
+    after = place_of(page.cursor, of="orphans", types=(str, str, str))
+    if after is not None:
+        query = query.where(tuple_(*order) > tuple_(*after))
+    with store.read() as connection:
+        items = _rows(connection, query.order_by(*order).limit(page.limit + 1))
+    return _answer(items, page, of="orphans", place=lambda item: (item["id"], item["kind"], item["missing"]))
+
+
+def _page(
+    store: Store,
+    project: str,
+    page: Page,
+    query: Select[Any],
+    *,
+    owner: Table,
+    place: ColumnElement[int],
+    more: Callable[[Connection, int, Sequence[Row]], None] | None = None,
+) -> Response:
+    """One page of `query`, whose column `place` orders it; `more` adds to its items.
+
+    Args:
+        owner: the table that the query lists, each row once.
+    """
+    after = place_of(page.cursor, of=owner.name)
+    items: list[Row] = []
+    with store.read() as connection:
+        project_id = find_project(connection, project)
+        if project_id is not None:
+            query = query.where(owner.c.project_id == project_id).order_by(place).limit(page.limit + 1)
+            items = _rows(connection, query if after is None else query.where(place > after[0]))
+            if more is not None:
+                more(connection, project_id, items)
+    return _answer(items, page, of=owner.name, place=lambda item: (item.pop("place"),))
+
+
+def _answer(items: list[Row], page: Page, *, of: str, place: Callable[[Row], Place]) -> Response:
+    """The page of up to `limit + 1` rows, the last of which only says that there are more."""
+    truncated = len(items) > page.limit
+    items = items[: page.limit]
+    places = [place(item) for item in items]
+    next_cursor = cursor_of(places[-1], of=of) if truncated else None
+    return StrictJSON({"items": items, "next_cursor": next_cursor, "truncated": truncated})
+
+
+def _id_of(target: Table, owner: Table, key_column: str) -> ColumnElement[Any]:
+    """The client's id of the row of `target` that a column of `owner` refers to."""
+    other = target.alias()
+    same = and_(other.c.project_id == owner.c.project_id, other.c.key == owner.c[key_column])
+    return select(other.c.id).where(same).correlate(owner).scalar_subquery()
+
+
+def _count_of(counted: Table, owner: Table, key_column: str) -> ColumnElement[int]:
+    """How many rows of `counted` refer to a row of `owner`."""
+    other = counted.alias()
+    same = and_(other.c.project_id == owner.c.project_id, other.c[key_column] == owner.c.key)
+    return select(func.count()).select_from(other).where(same).correlate(owner).scalar_subquery()
+
+
+def _equal(page: Page, owner: Table, *names: str) -> list[ColumnElement[bool]]:
+    """Columns that must have the value of the parameter of their name, where it is given."""
+    return [owner.c[name] == value for name in names if (value := getattr(page, name)) is not None]
+
+
+def _refers(page: Page, owner: Table, **columns: tuple[str, Table]) -> list[ColumnElement[bool]]:
+    """Columns that must refer to the row with the id that a parameter gives."""
+    conditions = []
+    for name, (key_column, target) in columns.items():
+        value = getattr(page, name)
+        if value is not None:
+            other = target.alias()
+            row = and_(other.c.project_id == owner.c.project_id, other.c.id == value)
+            key = select(other.c.key).where(row).correlate(owner).scalar_subquery()
+            conditions.append(owner.c[key_column] == key)
+    return conditions
+
+
+def _between(time: ColumnElement[Any], start: int | None, end: int | None) -> list[ColumnElement[bool]]:
+    """start <= column < end, each bound where it is given; an unknown time lies in no range."""
+    return [
+        *([time >= start] if start is not None else []),
+        *([time < end] if end is not None else []),
+    ]
+
+
+def _with_members(connection: Connection, project_id: int, items: Sequence[Row]) -> None:
+    """Add members and selections to candidate sets; each item's `place` is the set's key."""
+    keys = [item["place"] for item in items]
+    members, selections = _members(connection, project_id, keys), _selections(connection, project_id, keys)
+    for item in items:
+        item["members"] = members[item["place"]]
+        item["selections"] = selections[item["place"]]
+
+
+def _members(connection: Connection, project_id: int, keys: Sequence[int]) -> dict[int, list[Row]]:
+    m = t.candidate_member
+    query = (
+        select(
+            m.c.candidate_set_key,
+            m.c.member,
+            _id_of(t.call, m, "call_key").label("call_id"),
+            # A completion left out is the first one of its call; an agent has none.
+            case((m.c.call_key.is_not(None), func.coalesce(m.c.completion, 0))).label("completion"),
+            _id_of(t.agent, m, "agent_key").label("agent_id"),
+            m.c.score,
+        )
+        .where(m.c.project_id == project_id, m.c.candidate_set_key.in_(keys))
+        .order_by(m.c.candidate_set_key, m.c.member)
+    )
+    return _grouped(_rows(connection, query), "candidate_set_key")
+
+
+def _selections(connection: Connection, project_id: int, keys: Sequence[int]) -> dict[int, list[Row]]:
+    s = t.candidate_selection
+    query = (
+        select(
+            s.c.candidate_set_key,
+            s.c.key,
+            s.c.id,
+            *(s.c[name] for name in ("selector", "selector_version")),
+            _id_of(t.call, s, "selector_call_key").label("selector_call_id"),
+            *(s.c[name] for name in ("treatment", "reason", "at")),
+        )
+        .where(s.c.project_id == project_id, s.c.candidate_set_key.in_(keys))
+        .order_by(s.c.key)
+    )
+    found = _grouped(_rows(connection, query), "candidate_set_key")
+    rows = [row for of_set in found.values() for row in of_set]
+    choices = _choices(connection, project_id, [row["key"] for row in rows])
+    for row in rows:
+        chosen = choices[row.pop("key")]
+        row["selected"] = [choice["member"] for choice in chosen if choice["part"] == "selected"]
+        # An empty `continued` has no rows, as one left out has none; both mean: as `selected`.
+        row["continued"] = [choice["member"] for choice in chosen if choice["part"] == "continued"] or None
+        scores = [choice for choice in chosen if choice["part"] == "score"]
+        row["scores"] = [{"member": choice["member"], "score": choice["score"]} for choice in scores]
+    return found
+
+
+def _choices(connection: Connection, project_id: int, keys: Sequence[int]) -> dict[int, list[Row]]:
+    c = t.candidate_choice
+    query = (
+        select(c.c.candidate_selection_key, c.c.part, c.c.member, c.c.score)
+        .where(c.c.project_id == project_id, c.c.candidate_selection_key.in_(keys))
+        .order_by(c.c.candidate_selection_key, c.c.part, c.c.position)
+    )
+    return _grouped(_rows(connection, query), "candidate_selection_key")
+
+
+def _rows(connection: Connection, query: Select[Any]) -> list[Row]:
+    result = connection.execute(query)
+    names = list(result.keys())
+    return [dict(zip(names, row, strict=True)) for row in result]
+
+
+def _grouped(rows: Iterable[Row], name: str) -> dict[int, list[Row]]:
+    """Rows by one of their columns, which is taken out; order kept."""
+    groups: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.pop(name)].append(row)
+    return groups

@@ -1,0 +1,113 @@
+"""What is stored of one thing, and what the server says of itself. Connections are held
+only while rows are read: a graph is built and written out without one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from sqlalchemy import Connection, Table, select
+from starlette.responses import Response
+
+from tracestore import __version__
+from tracestore.graph.model import Graph
+from tracestore.store import tables as t
+from tracestore.store.query import find_project
+from tracestore.store.store import NotFound, Store
+from tracestore.wire.base import WIRE_VERSIONS
+from tracestore_api.body import ENCODINGS
+from tracestore_api.parameters import MAX_PAGE, PROJECT_HEADER, Parameters, Project
+from tracestore_api.render import StrictJSON
+from tracestore_api.tree import call_of, context_of, episode_tree
+
+router = APIRouter()
+
+NoParameters = Annotated[Parameters, Query()]
+"""A route without query parameters; one that is sent is an error all the same."""
+
+
+_NOT_HERE = (
+    f"check the id and the header {PROJECT_HEADER}; /v1/orphans lists what waits for what has not come"
+)
+
+
+def _store(request: Request) -> Store:
+    store: Store = request.app.state.store
+    return store
+
+
+Stored = Annotated[Store, Depends(_store)]
+
+
+@router.get("/v1/health")
+async def health(no: NoParameters) -> Response:
+    """Answers while the server runs, whatever it has in hand: it touches neither the store nor a thread."""
+    return StrictJSON({"status": "ok"})
+
+
+@router.get("/v1/meta")
+def meta(request: Request, store: Stored, project: Project, no: NoParameters) -> Response:
+    """What a client must know before it posts."""
+    return StrictJSON(
+        {
+            "product": "tracestore",
+            "version": __version__,
+            "wire_versions": list(WIRE_VERSIONS),
+            "schema_revision": store.revision,
+            "project": project,
+            "project_header": PROJECT_HEADER,
+            "content_encodings": list(ENCODINGS),
+            "limits": {**asdict(request.app.state.limits), "max_page": MAX_PAGE},
+        }
+    )
+
+
+@router.get("/v1/episodes/{episode_id:id}")
+def get_episode(store: Stored, project: Project, episode_id: str, no: NoParameters) -> Response:
+    """The tree of one episode: agents, their calls, and everything around them."""
+    with store.read() as connection:
+        row = _row(connection, t.episode, project, episode_id)
+    if row is None or row.first_pos is None:
+        raise NotFound(kind="episode", id=episode_id, project=project, hint=_NOT_HERE)
+    return StrictJSON(episode_tree(store.load_graph(project, episode_id), episode_id))
+
+
+@router.get("/v1/calls/{call_id:id}")
+def get_call(store: Stored, project: Project, call_id: str, no: NoParameters) -> Response:
+    """Everything of one call: request, completions with ids and logprobs, link, tool calls."""
+    return StrictJSON(call_of(_graph_of_call(store, project, call_id), call_id))
+
+
+@router.get("/v1/calls/{call_id:id}/context")
+def get_context(store: Stored, project: Project, call_id: str, no: NoParameters) -> Response:
+    """The messages the call saw, in order, each byte for byte, with the completion that authored it."""
+    return StrictJSON(context_of(_graph_of_call(store, project, call_id), call_id))
+
+
+@router.get("/v1/calls/{call_id:id}/request")
+def get_request(store: Stored, project: Project, call_id: str, no: NoParameters) -> Response:
+    """The request byte for byte as it was posted; for a delta call that is the delta."""
+    call = _graph_of_call(store, project, call_id).calls[call_id]
+    if call.request is None:
+        hint = "the call was posted without its request"
+        raise NotFound(kind="request", id=call_id, project=project, hint=hint)
+    return Response(bytes(call.request), media_type="application/json")
+
+
+def _row(connection: Connection, table: Table, project: str, id_: str) -> Any:
+    """The row of an id, also where it is only referred to; None where the project has none."""
+    query = select(table).where(table.c.project_id == find_project(connection, project), table.c.id == id_)
+    return connection.execute(query).one_or_none()
+
+
+def _graph_of_call(store: Store, project: str, call_id: str) -> Graph:
+    with store.read() as connection:
+        row = _row(connection, t.call, project, call_id)
+        if row is None or row.is_placeholder:
+            raise NotFound(kind="call", id=call_id, project=project, hint=_NOT_HERE)
+        e = t.episode.c
+        episode_id = connection.execute(
+            select(e.id).where(e.project_id == row.project_id, e.key == row.episode_key)
+        ).scalar_one()
+    return store.load_graph(project, episode_id)
