@@ -87,13 +87,18 @@ def model_path(progress: Callable[[str], None] | None = None) -> Path:
     return target
 
 
-def load(progress: Callable[[str], None] | None = None) -> tuple[Any, Any]:
-    """(model, tokenizer), float32 on the CPU, in eval mode. Source: `model_path`."""
+def load_model(progress: Callable[[str], None] | None = None) -> Any:
+    """The model, float32 on the CPU, in eval mode. Raises as `model_path`."""
     folder = model_path(progress)
     with _quiet() as transformers:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    return model.eval(), tokenizer
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+
+
+def load_tokenizer() -> Any:
+    """Its tokenizer, chat template included. Raises as `model_path`."""
+    folder = model_path()
+    with _quiet() as transformers:
+        return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def _convert(source: Path, folder: Path) -> None:

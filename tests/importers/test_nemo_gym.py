@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures import COMPETITIVE, NEMO_GYM, ROUND_TRIP, fixture
+from tests.importers.reading import of_kind, read_file, read_values
+
+SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}
+THOUGHT = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+USE = {"type": "function_call", "call_id": "f1", "name": "look", "arguments": '{"at": 1}'}
+RESULT = {"type": "function_call_output", "call_id": "f1", "output": "seen"}
+ASKED = {"type": "message", "role": "user", "content": "more"}
+
+
+def tokens(prompt: list[int], sampled: list[int]) -> dict[str, Any]:
+    return {
+        "prompt_token_ids": prompt,
+        "generation_token_ids": sampled,
+        "generation_log_probs": [-0.5] * len(sampled),
+    }
+
+
+def rollout(*output: Any, usage: Any = None, **line: Any) -> dict[str, Any]:
+    return {
+        "responses_create_params": {"input": [{"role": "user", "content": "q"}], "temperature": 0.7},
+        "response": {"id": "r", "model": "m", "output": list(output), "usage": usage},
+        "reward": 1.0,
+        **line,
+    }
+
+
+def calls_of(*output: Any) -> list[Any]:
+    return of_kind(read_values(rollout(*output))[0], "call")
+
+
+def wrote(call: Any) -> list[Any]:
+    items: list[Any] = json.loads(call.completions[0].message)
+    return items
+
+
+def test_an_observation_ends_a_call_and_the_next_one_reads_it() -> None:
+    first, second = calls_of(THOUGHT, USE, RESULT, SAID)
+    assert wrote(first) == [THOUGHT, USE]
+    assert wrote(second) == [SAID]
+    assert json.loads(second.request)["input"] == [RESULT]
+    assert json.loads(second.request)["temperature"] == 0.7
+    assert (second.context, second.parent_call_id) == ("delta", first.id)
+
+
+@pytest.mark.parametrize(
+    ("output", "num_calls"),
+    [
+        ([THOUGHT, SAID], 1),
+        ([THOUGHT, SAID, USE, USE], 1),
+        ([SAID, SAID], 2),
+        ([USE, THOUGHT, SAID], 2),
+        ([USE, SAID], 2),
+        ([{**USE, **tokens([1], [2])}, USE], 2),
+        ([SAID, ASKED, SAID], 2),
+        ([SAID, RESULT], 1),
+        ([], 0),
+    ],
+)
+def test_where_a_call_ends_follows_the_rule(output: list[Any], num_calls: int) -> None:
+    assert len(calls_of(*output)) == num_calls
+
+
+def test_token_lists_are_the_calls_and_not_part_of_its_items() -> None:
+    (call,) = calls_of(THOUGHT, {**SAID, **tokens([1, 2], [3])})
+    assert call.prompt_token_ids.json() == [1, 2]
+    assert call.completions[0].token_ids.json() == [3]
+    assert call.completions[0].logprobs.json() == [-0.5]
+    assert wrote(call) == [THOUGHT, SAID]
+
+
+@pytest.mark.parametrize("given", [{}, tokens([], [])])
+def test_lists_that_are_absent_or_empty_are_unknown_and_a_gap(given: dict[str, Any]) -> None:
+    events, _ = read_values(rollout({**SAID, **given}))
+    (call,) = of_kind(events, "call")
+    assert call.prompt_token_ids is None
+    assert call.completions[0].token_ids is None
+    assert [gap.cause for gap in of_kind(events, "gap")] == ["no_token_ids"]
+
+
+def test_tool_calls_get_their_results_in_order_however_their_ids_repeat() -> None:
+    again = {**RESULT, "output": "seen again"}
+    events, _ = read_values(rollout(USE, RESULT, USE, again, USE))
+    results = [one.result and json.loads(one.result) for one in of_kind(events, "tool_call")]
+    assert results == ["seen", "seen again", None]
+
+
+def test_rollouts_of_one_task_are_a_group_and_different_tasks_are_not() -> None:
+    lines = [rollout(SAID, _ng_task_index=i, _ng_rollout_index=j) for i, j in ((0, 0), (1, 0), (0, 1))]
+    events, _ = read_values(*lines, rollout(SAID))
+    groups = [episode.group_id for episode in of_kind(events, "episode")]
+    assert groups[0] == groups[2] != groups[1]
+    assert groups[3] is None
+    assert {group.id for group in of_kind(events, "group")} == set(groups[:2])
+
+
+def test_equal_rollouts_are_two_episodes() -> None:
+    events, _ = read_values(rollout(SAID), rollout(SAID))
+    assert len({episode.id for episode in of_kind(events, "episode")}) == 2
+
+
+def test_usage_is_the_calls_where_there_is_one_and_zeros_are_unknown() -> None:
+    counted = {"input_tokens": 5, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 0}}
+    (one,) = of_kind(read_values(rollout(SAID, usage=counted))[0], "call")
+    assert (one.usage.prompt_tokens, one.usage.cached_tokens, one.usage.completion_tokens) == (5, 0, 2)
+    assert all(
+        call.usage is None for call in of_kind(read_values(rollout(SAID, SAID, usage=counted))[0], "call")
+    )
+    zeros = {"input_tokens": 0, "output_tokens": 0}
+    (none,) = of_kind(read_values(rollout(SAID, usage=zeros))[0], "call")
+    assert none.usage is None
+
+
+def test_parts_of_a_reward_weigh_nothing_beside_it() -> None:
+    events, _ = read_values(rollout(SAID, reward_components={"format": 0.25}))
+    assert [(r.name, r.value, r.weight) for r in of_kind(events, "reward")] == [
+        ("reward", 1.0, None),
+        ("format", 0.25, 0.0),
+    ]
+
+
+def test_a_masked_rollout_is_recorded_for_reading_only() -> None:
+    (episode,) = of_kind(read_values(rollout(SAID, mask_sample=True))[0], "episode")
+    assert episode.inference_only is True
+
+
+def test_everything_else_of_a_line_is_kept() -> None:
+    (episode,) = of_kind(read_values(rollout(SAID, patch="diff"))[0], "episode")
+    assert json.loads(episode.meta)["nemo_gym"] == {"patch": "diff", "response": {"id": "r", "model": "m"}}
+
+
+def test_a_task_that_nobody_attempted_is_no_episode() -> None:
+    events, notes = read_values({"responses_create_params": {"input": "q"}})
+    assert events == []
+    assert notes.not_understood == {"task without a response": 1}
+
+
+def test_the_round_trip_document_has_two_calls_with_their_ids() -> None:
+    events, notes = read_file(fixture(ROUND_TRIP))
+    first, second = of_kind(events, "call")
+    assert (len(first.prompt_token_ids), len(second.prompt_token_ids)) == (3_088, 3_637)
+    assert [len(call.completions[0].token_ids) for call in (first, second)] == [495, 207]
+    assert [gap.cause for gap in of_kind(events, "gap")] == ["missing_prompt"]
+    assert [one.name for one in of_kind(events, "tool_call")] == 2 * ["get_synonym_value"] + [
+        "extract_synonym_values"
+    ]
+    assert of_kind(events, "reward") == []
+    assert (notes.not_understood, notes.refused) == ({}, [])
+
+
+def test_the_coding_rollouts_are_one_group_with_every_sampled_id() -> None:
+    events, _ = read_file(fixture(COMPETITIVE))
+    calls = of_kind(events, "call")
+    assert len(of_kind(events, "group")) == 1
+    assert sum(len(call.completions[0].token_ids) for call in calls) == 5_023
+    assert all(len(call.completions[0].token_ids) == call.usage.completion_tokens for call in calls)
+
+
+def facts(path: Path) -> tuple[int, int, int]:
+    """(function calls, results, model-written messages) of a rollout file, counted without the importer."""
+    items = [
+        item
+        for line in path.read_text().splitlines()
+        for item in (json.loads(line).get("response") or {}).get("output", ())
+    ]
+    kinds = [item["type"] if item["type"] != "message" else item["role"] for item in items]
+    return kinds.count("function_call"), kinds.count("function_call_output"), kinds.count("assistant")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "responses_api_agents/anyswe_agent/data/example_rollouts_hermes.jsonl",
+        "responses_api_agents/anyswe_agent/data/example_rollouts_opencode.jsonl",
+        "responses_api_agents/mini_swe_agent_2/data/example_rollouts.jsonl",
+        "resources_servers/example_tool_call_multireward/data/example_rollouts.jsonl",
+    ],
+)
+def test_no_item_of_a_real_rollout_is_lost(name: str) -> None:
+    path = fixture(NEMO_GYM + name)
+    events, _ = read_file(path)
+    items = [item for call in of_kind(events, "call") for item in wrote(call)]
+    tool_calls = of_kind(events, "tool_call")
+    uses, results, messages = facts(path)
+    assert len(tool_calls) == uses
+    assert sum(one.result is not None for one in tool_calls) == results
+    assert sum(item["type"] == "message" for item in items) == messages

@@ -1,0 +1,34 @@
+"""The recorded sample traces, by system."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.fixtures import REPO
+from tracestore.graph.build import build
+from tracestore.graph.model import Graph
+from tracestore.wire.decode import decode_event
+from tracestore.wire.events import AnyEvent, episode_id_of
+
+NAMES = ("candidates", "compaction", "linear", "subagents")
+
+
+def trace_path(name: str) -> Path:
+    return REPO / "sample_traces" / name / "trace.jsonl"
+
+
+def trace_events(name: str) -> list[AnyEvent]:
+    return [decode_event(line) for line in trace_path(name).read_bytes().splitlines()]
+
+
+def graphs_of(events: Sequence[AnyEvent]) -> list[Graph]:
+    """A graph for each episode, its group's events included."""
+    shared = [event for event in events if episode_id_of(event) is None]
+    episodes: dict[str, list[AnyEvent]] = defaultdict(list)
+    for event in events:
+        episode_id = episode_id_of(event)
+        if episode_id is not None:
+            episodes[episode_id].append(event)
+    return [build([*shared, *members]) for members in episodes.values()]
