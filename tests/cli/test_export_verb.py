@@ -1,0 +1,124 @@
+"""`tracestore export` and `tracestore verify` as a user runs them, without the rest of the command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.exporters.stores import all_scenarios, flip_a_bit, stored
+from tracestore.cli import export, verify
+from tracestore.cli.common import UsageError
+from tracestore.errors import TracestoreError
+
+SAMPLED = 531
+"""Sampled tokens of all scenarios; 75 of them in rejected candidates."""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("verbs")
+    with stored(folder, all_scenarios()):
+        return f"sqlite:///{folder}/t.db"
+
+
+def run(*argv: str) -> int:
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers(dest="verb")
+    for verb in (export, verify):
+        verb.add_parser(subparsers)
+    args = parser.parse_args(argv)
+    return {"export": export, "verify": verify}[args.verb].run(args)
+
+
+def last_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return value
+
+
+def test_export_prints_the_conservation_table(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("export", "--db", url, "--project", "p", "--out", str(tmp_path / "out")) == 0
+    printed = capsys.readouterr().out
+    assert "sampled    531  100.0 %" in printed
+    assert "template_drift" in printed
+    assert (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_export_ends_with_one_json_object(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text('{"candidates": "exclude"}')
+    argv = ["--json", "--db", url, "--project", "p", "--out", str(tmp_path / "out"), "--spec", str(spec)]
+    assert run("export", *argv) == 0
+    facts = last_json(capsys)
+    assert facts["sampled_tokens"] == SAMPLED
+    assert facts["trained_tokens"] == SAMPLED - 75
+    assert facts["excluded"] == {"candidate_excluded": 75}
+    assert facts["excluded_tokens"] == 75
+    assert facts["samples"] == 21
+    assert len(facts["manifest_hash"]) == 64
+
+
+def test_the_objective_can_be_named_without_a_spec(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    assert run("export", "--json", "--db", url, "--project", "p", "--out", out, "--objective", "sft") == 0
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["manifest"]["spec"]["objective"] == "sft"
+
+
+def test_an_empty_export_says_why_on_stderr(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("export", "--db", url, "--project", "typo", "--out", str(tmp_path / "out")) == 0
+    assert "project 'typo' has no episodes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["--spec", "nowhere.json"], ["--snapshot", "-1"]])
+def test_a_wrong_request_is_a_usage_error(url: str, tmp_path: Path, argv: Sequence[str]) -> None:
+    with pytest.raises(UsageError):
+        run("export", "--db", url, "--project", "p", "--out", str(tmp_path / "out"), *argv)
+
+
+def test_a_folder_in_use_is_refused(url: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(TracestoreError, match="not empty"):
+        run("export", "--db", url, "--project", "p", "--out", str(tmp_path))
+
+
+def test_verify_is_clean_for_an_export_and_for_its_store(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    run("export", "--json", "--db", url, "--project", "p", "--out", out)
+    capsys.readouterr()
+    assert run("verify", "--json", "--db", url, "--project", "p", out) == 0
+    facts = last_json(capsys)
+    assert (facts["sampled_tokens"], facts["trained_tokens"], facts["findings"]) == (SAMPLED, SAMPLED, 0)
+    assert run("verify", "--json", "--db", url, "--project", "p") == 0
+    assert last_json(capsys)["findings"] == 0
+
+
+def test_verify_names_what_it_finds_and_exits_with_1(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    run("export", "--json", "--db", url, "--project", "p", "--out", out)
+    flip_a_bit(tmp_path / "out" / "shard-00000.arrow")
+    assert run("verify", "--db", url, "--project", "p", out) == 1
+    assert "shard_checksum: shard-00000.arrow" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_no_export_is_a_finding(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("verify", "--db", url, "--project", "p", str(tmp_path)) == 1
+    assert "NotAnExport" in capsys.readouterr().out

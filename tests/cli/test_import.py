@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import factories as make
+from tracestore.cli import import_
+from tracestore.cli.import_ import Imported, batches
+from tracestore.cli.main import main
+from tracestore.importers.documents import Item
+from tracestore.wire.encode import encode
+from tracestore.wire.events import AnyEvent
+
+Capture = pytest.CaptureFixture[str]
+
+QUESTION, ANSWER = make.user("q"), make.assistant("a")
+EVENTS: list[AnyEvent] = [
+    make.episode(),
+    make.agent(),
+    make.call("c0", [QUESTION], make.answer(ANSWER, ids=[4, 5]), prompt_ids=[1]),
+    make.call("c1", [QUESTION, ANSWER, make.user("r")], "b", parent="c0"),
+    make.compaction(),
+]
+
+
+def item(event: AnyEvent) -> Item:
+    return Item(event, encode(event))
+
+
+def written(path: Path, events: list[AnyEvent]) -> Path:
+    path.write_bytes(b"\n".join(encode(event) for event in events) + b"\n")
+    return path
+
+
+def run(capsys: Capture, *argv: object) -> tuple[int, dict[str, Any]]:
+    code = main(["import", "--json", *map(str, argv)])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_last_line_counts_what_was_read_and_what_became_of_it(tmp_path: Path, capsys: Capture) -> None:
+    path, db = written(tmp_path / "trace.jsonl", EVENTS), f"sqlite:///{tmp_path / 'store.db'}"
+    code, facts = run(capsys, "--db", db, path)
+    assert code == 0
+    named = ("episodes", "agents", "calls", "tool_calls", "messages", "compactions", "sampled_tokens")
+    # Messages: q, a, r, b.
+    assert [facts[name] for name in named] == [1, 1, 2, 0, 4, 1, 2]
+    assert (facts["stored"], facts["duplicates"], facts["refused"]) == (5, 0, 0)
+    code, facts = run(capsys, "--db", db, path)
+    assert (code, facts["stored"], facts["duplicates"]) == (0, 0, 5)
+
+
+def test_what_is_refused_is_named_and_the_rest_is_stored(tmp_path: Path, capsys: Capture) -> None:
+    db = f"sqlite:///{tmp_path / 'store.db'}"
+    path = written(tmp_path / "trace.jsonl", [make.episode(task_id="one")])
+    assert run(capsys, "--db", db, path)[0] == 0
+    path.write_bytes(encode(make.episode(task_id="other")) + b"\nnonsense\n" + encode(make.agent()) + b"\n")
+    code, facts = run(capsys, "--db", db, path)
+    assert (code, facts["stored"], facts["refused"]) == (1, 1, 2)
+    assert facts["problems"][0].startswith("line 2")
+    assert facts["problems"][1].startswith("episode e")
+
+
+def test_a_minus_reads_from_stdin(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    stdin = io.TextIOWrapper(io.BufferedReader(io.BytesIO(encode(make.episode()))))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    code, facts = run(capsys, "--db", f"sqlite:///{tmp_path / 'store.db'}", "-")
+    assert (code, facts["stored"]) == (0, 1)
+
+
+def test_an_unknown_format_is_asked_for_wrongly(tmp_path: Path, capsys: Capture) -> None:
+    path = written(tmp_path / "trace.jsonl", EVENTS)
+    assert main(["import", "--format", "parquet", str(path)]) == 2
+    assert "nemo-gym" in capsys.readouterr().err
+
+
+def test_a_missing_file_and_a_missing_server_are_one_line_each(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["import", "--db", f"sqlite:///{tmp_path / 'store.db'}", str(tmp_path / "none")]) == 1
+    assert "none" in capsys.readouterr().err
+    path = written(tmp_path / "trace.jsonl", EVENTS)
+    assert main(["import", "--url", "http://127.0.0.1:9", str(path)]) == 1
+    assert "tracestore serve" in capsys.readouterr().err
+
+
+def test_a_batch_ends_before_it_passes_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [item(make.episode(f"e{i}")) for i in range(5)]
+    monkeypatch.setattr(import_, "MAX_BATCH_EVENTS", 2)
+    assert [len(batch) for batch in batches(items)] == [2, 2, 1]
+    monkeypatch.setattr(import_, "MAX_BATCH_BYTES", len(items[0].text))
+    assert [len(batch) for batch in batches(items)] == [1] * 5
+    assert list(batches([])) == []
+
+
+def messages_in(*events: AnyEvent) -> object:
+    done = Imported()
+    done.add([item(event) for event in events], [("stored", None)] * len(events))
+    return done.facts()["messages"]
+
+
+def test_a_context_sent_again_counts_once_and_equal_answers_count_each() -> None:
+    first = make.call("c0", [QUESTION], ANSWER["content"], ANSWER["content"])
+    again = make.call("c1", [QUESTION, ANSWER, QUESTION], "b", parent="c0", completion=0)
+    # q, two answers, q again at another place, b
+    assert messages_in(first, again) == 5
+
+
+def test_a_delta_counts_on_from_its_parent_and_halves_of_a_call_count_as_the_whole() -> None:
+    start = make.call("c0", [QUESTION], phase="start")
+    end = make.call("c0", None, "a", phase="end")
+    delta = make.call("c1", [make.user("r")], "b", parent="c0", delta=True)
+    assert messages_in(start, end, delta) == 4
+
+
+def test_answers_posted_on_their_own_count() -> None:
+    assert messages_in(make.call("c0", [QUESTION]), make.completion("c0", 0), make.completion("c0", 1)) == 3

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from tracestore import __version__
+from tracestore.cli import common, main
+from tracestore.errors import TracestoreError
+
+SURFACE = {
+    "serve": {"--db", "--host", "--json", "--port"},
+    "demo": {"--dir", "--json", "--traces"},
+    "import": {"--db", "--format", "--json", "--project", "--url", "paths"},
+    "show": {"--context", "--db", "--json", "--project", "id"},
+    "sql": {"--csv", "--db", "--json", "--max-rows", "--project", "--timeout", "query"},
+    "export": {"--db", "--json", "--objective", "--out", "--project", "--snapshot", "--spec"},
+    "train": {
+        *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),
+        *("--max-tokens", "--micro-batch-tokens", "--seed", "--run", "--out", "--db", "--json"),
+    },
+    "verify": {"--db", "--json", "--project", "exports"},
+    "db": {"action"},
+    "db upgrade": {"--db", "--json"},
+    "db check": {"--db", "--json"},
+    "db stats": {"--db", "--json"},
+}
+"""Every verb and its flags. People's scripts depend on them: a change here belongs into the changelog."""
+
+
+class GroupTornError(TracestoreError):
+    """A part of the group is missing."""
+
+
+def answer_with(monkeypatch: pytest.MonkeyPatch, run: Callable[[argparse.Namespace], int]) -> None:
+    """Make `tracestore fake` the only verb, doing `run`."""
+
+    def add_parser(subparsers: common.Subparsers) -> None:
+        common.verb_parser(subparsers, "fake", help="A verb.", example="tracestore fake")
+
+    monkeypatch.setattr(main, "VERBS", (("fake", SimpleNamespace(add_parser=add_parser, run=run)),))
+
+
+def raising(error: BaseException) -> Callable[[argparse.Namespace], int]:
+    def run(args: argparse.Namespace) -> int:
+        raise error
+
+    return run
+
+
+def parsers(parser: argparse.ArgumentParser, *, path: str = "") -> dict[str, argparse.ArgumentParser]:
+    """Every command below a parser, by its words."""
+    found = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, sub in action.choices.items():
+                words = f"{path} {name}".strip()
+                found |= {words: sub} | parsers(sub, path=words)
+    return found
+
+
+COMMANDS = parsers(main.build_parser())
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_exit_code_is_the_verbs(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    answer_with(monkeypatch, lambda args: code)
+    assert main.main(["fake"]) == code
+
+
+def test_an_error_the_caller_can_fix_is_one_line_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer_with(monkeypatch, raising(GroupTornError(group_id="g1", hint="export the group\nagain")))
+    assert main.main(["fake"]) == 1
+    assert capsys.readouterr() == (
+        "",
+        "tracestore: A part of the group is missing: group_id='g1'; export the group again\n",
+    )
+
+
+def test_with_json_an_error_is_one_object_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer_with(monkeypatch, raising(GroupTornError(group_id="g1", hint="export again")))
+    assert main.main(["fake", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert json.loads(err) == {
+        "error": "GroupTornError",
+        "message": "A part of the group is missing: group_id='g1'; export again",
+        "hint": "export again",
+        "values": {"group_id": "'g1'"},
+    }
+
+
+def test_a_file_that_is_not_there_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer_with(monkeypatch, raising(FileNotFoundError(2, "No such file or directory", "gone.json")))
+    assert main.main(["fake"]) == 1
+    assert capsys.readouterr().err == "tracestore: [Errno 2] No such file or directory: 'gone.json'\n"
+
+
+def test_a_promise_broken_in_our_own_code_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(monkeypatch, raising(AssertionError("segments overlap")))
+    with pytest.raises(AssertionError, match="segments overlap"):
+        main.main(["fake"])
+
+
+def test_asking_wrongly_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(monkeypatch, raising(common.UsageError(hint="name a call")))
+    assert main.main(["fake"]) == 2
+    for argv in ([], ["fake", "--no-such-flag"], ["no-such-verb"]):
+        with pytest.raises(SystemExit) as stopped:
+            main.main(argv)
+        assert stopped.value.code == 2
+
+
+def test_ctrl_c_is_128_plus_sigint(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(monkeypatch, raising(KeyboardInterrupt()))
+    assert main.main(["fake"]) == 128 + signal.SIGINT
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+    """`tracestore --help | true`, made certain: the pipe is closed before the command writes."""
+    script = (
+        "import sys; from types import SimpleNamespace; from tracestore.cli import common, main\n"
+        "add = lambda sub: common.verb_parser(sub, 'fake', help='A verb.', example='tracestore fake')\n"
+        "run = lambda args: common.print_line('x' * 100_000) or 0\n"
+        "main.VERBS = (('fake', SimpleNamespace(add_parser=add, run=run)),)\n"
+        "sys.exit(main.main(['fake']))"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"tracestore {__version__}\n"
+
+
+def test_the_verbs_and_their_flags_are_these() -> None:
+    flags = {
+        words: {option for action in parser._actions for option in action.option_strings or [action.dest]}
+        - {"-h", "--help"}
+        for words, parser in COMMANDS.items()
+    }
+    assert flags == SURFACE
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_the_help_of_every_command_ends_with_an_example(words: str) -> None:
+    example = COMMANDS[words].format_help().partition("example:\n  ")[2]
+    assert example.startswith(f"tracestore {words}")
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_speaks_json(words: str) -> None:
+    takes_subcommands = any(other.startswith(f"{words} ") for other in COMMANDS)
+    assert takes_subcommands or "--json" in COMMANDS[words].format_help()
+
+
+def test_help_loads_no_heavy_package() -> None:
+    script = (
+        "import sys; from tracestore.cli import main; main.build_parser().format_help()\n"
+        "print([name for name in ('torch', 'fastapi', 'sqlalchemy', 'pyarrow', 'duckdb', 'pydantic', 'numpy')"
+        " if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import factories as make
+from tracestore.cli.main import main
+from tracestore.wire.base import Raw
+from tracestore_migrations import open_store
+
+SYSTEM = Raw(b'{"role": "system",\n "content": "caf\\u00e9 1e400"}')
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> str:
+    """A store with one episode of two calls, the second continuing the first."""
+    url = f"sqlite:///{tmp_path / 'tracestore.db'}"
+    first = [SYSTEM, make.user("hi")]
+    events = [
+        make.episode(status="ok"),
+        make.agent(role="main"),
+        make.call("c0", first, make.answer("hello", ids=[5, 6]), ordinal=0, prompt_ids=[1, 2]),
+        make.call("c1", [*first, make.assistant("hello"), make.user("bye")], make.answer("bye"), ordinal=1),
+    ]
+    store = open_store(url)
+    outcomes = store.ingest("default", [make.posted(event) for event in events])
+    store.close()
+    assert {outcome.status for outcome in outcomes} == {"stored"}
+    return url
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["show", *argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_without_an_id_the_latest_episodes_are_listed(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = shown(capsys, "--db", db, "--json").splitlines()
+    assert json.loads(line) == {"id": "e", "status": "ok", "split": None, "task_id": None, "calls": 2}
+
+
+def test_an_episode_is_shown_as_its_tree(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "e", "--db", db).splitlines() == [
+        "episode e  ok",
+        "└─ agent main",
+        "   ├─ call c0  -> 2 tokens, stop",
+        "   └─ call c1  -> stop",
+    ]
+
+
+def test_a_call_is_shown_with_what_it_continues(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json.loads(shown(capsys, "c1", "--db", db, "--json"))
+    assert (facts["episode_id"], facts["continues"], facts["link"]) == ("e", ["c0", 0], "matched")
+    assert json.loads(facts["completion_0"]["message"])["content"] == "bye"
+
+
+def test_a_context_is_shown_byte_for_byte_with_its_authors(
+    db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = [
+        json.loads(line) for line in shown(capsys, "c1", "--context", "--db", db, "--json").splitlines()
+    ]
+    assert messages[0]["raw"].encode() == SYSTEM
+    assert [message["author"] for message in messages] == [
+        None,
+        None,
+        {"call_id": "c0", "completion": 0},
+        None,
+    ]
+
+
+def test_a_context_for_people_names_each_author(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(capsys, "c1", "--context", "--db", db).splitlines()
+    assert lines[:3] == ["[0]", '{"role": "system",', ' "content": "caf\\u00e9 1e400"}']
+    assert "[2]  by call c0, completion 0" in lines
+
+
+def test_an_id_of_another_project_is_not_there(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "e", "--db", db, "--project", "other"]) == 1
+    assert "There is no episode and no call with this id: id='e'" in capsys.readouterr().err
+
+
+def test_a_context_needs_a_call(db: str) -> None:
+    assert main(["show", "--context", "--db", db]) == 2
+    assert main(["show", "e", "--context", "--db", db]) == 2
+
+
+def test_a_database_that_is_not_there_is_said_and_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "none.db"
+    assert main(["show", "--db", f"sqlite:///{path}"]) == 1
+    assert capsys.readouterr().err.startswith("tracestore: ")
+    assert not path.exists()

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import factories as make
+from tracestore.cli.main import main
+from tracestore_migrations import open_store
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two episodes, one with a task and a reward."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('sql') / 'tracestore.db'}"
+    events = [
+        make.episode("e1", task_id='a "quoted", one', status="ok"),
+        make.agent(episode="e1"),
+        make.call("c1", [make.user("hi")], "hello", episode="e1"),
+        make.reward("r", 0.5, episode="e1"),
+        make.episode("e2", status="failed"),
+    ]
+    store = open_store(url)
+    store.ingest("default", [make.posted(event) for event in events])
+    store.close()
+    return url
+
+
+EPISODES = "SELECT episode_id, task_id, num_calls FROM episodes ORDER BY episode_id"
+
+
+def test_a_table_for_people(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sql", EPISODES, "--db", db]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "episode_id  task_id          num_calls",
+        "----------  ---------------  ---------",
+        'e1          a "quoted", one          1',
+        "e2          NULL                     0",
+    ]
+
+
+def test_one_object_for_machines(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sql", EPISODES, "--db", db, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "columns": ["episode_id", "task_id", "num_calls"],
+        "rows": [["e1", 'a "quoted", one', 1], ["e2", None, 0]],
+        "truncated": False,
+    }
+
+
+def test_csv_tells_null_from_the_empty_text(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    query = "SELECT episode_id, task_id, '' AS nothing, 1.5 AS half FROM episodes ORDER BY episode_id"
+    assert main(["sql", query, "--db", db, "--csv"]) == 0
+    out = capsys.readouterr().out
+    assert out == 'episode_id,task_id,nothing,half\ne1,"a ""quoted"", one","",1.5\ne2,,"",1.5\n'
+    assert next(csv.DictReader(out.splitlines()))["task_id"] == 'a "quoted", one'
+
+
+def test_rows_beyond_the_limit_are_announced(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sql", EPISODES, "--db", db, "--csv", "--max-rows", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1 + 1
+    assert err == "tracestore: only the first 1 rows; more with --max-rows\n"
+    assert main(["sql", EPISODES, "--db", db, "--json", "--max-rows", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["truncated"] is True
+
+
+@pytest.mark.parametrize("query", ["SELECT no_such_column FROM episodes", "DROP TABLE episode", "not sql"])
+def test_a_query_that_cannot_run_is_one_line(query: str, db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sql", query, "--db", db]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("tracestore: ")
+    assert err.count("\n") == 1
+
+
+def test_another_project_sees_nothing(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sql", EPISODES, "--db", db, "--project", "other", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == []
+
+
+def test_a_database_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sql", EPISODES, "--db", f"sqlite:///{tmp_path / 'none.db'}"]) == 1
+    assert "There is no tracestore in this database" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

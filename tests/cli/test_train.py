@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.exports import export_of
+from tests.train.models import one_thread, tiny
+from tests.train.rows import episodes_of_one_call
+from tracestore.cli import train
+from tracestore.cli.common import UsageError
+from tracestore.errors import TracestoreError
+from tracestore.train.credit import UnknownRule
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """An export of one group, and a model."""
+    export_of([episodes_of_one_call([1, 0])], tmp_path / "export")
+    tiny("llama").save_pretrained(tmp_path / "model")
+    return tmp_path / "export", tmp_path / "model"
+
+
+def run(*argv: str | Path) -> int:
+    parser = argparse.ArgumentParser()
+    train.add_parser(parser.add_subparsers())
+    with one_thread():
+        return train.run(parser.parse_args(["train", *map(str, argv)]))
+
+
+def test_json_ends_with_one_object_that_sums_the_run_up(
+    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export, model = folders
+    code = run(
+        export, "--model", model, "--credit", "rloo", "--steps", "3", "--out", tmp_path / "out", "--json"
+    )
+    assert code == 0
+    out, err = capsys.readouterr()
+    lines: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
+    assert [line["step"] for line in lines[:-1]] == [0, 1, 2]
+    last = lines[-1]
+    assert last["losses"] == [line["loss"] for line in lines[:-1]]
+    assert (last["steps"], last["trained_tokens"]) == (3, 12)
+    assert last["max_logprob_diff"] > 0
+    assert last["flattened_rows"] == {}
+    assert Path(last["checkpoint"]).is_dir()
+    assert err == ""
+
+
+def test_without_json_every_step_is_a_line_on_stderr(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    export, model = folders
+    assert run(export, "--model", model) == 0
+    out, err = capsys.readouterr()
+    assert "trained_tokens" in out
+    assert "not kept" in err
+    assert "step 0  loss" in err
+
+
+def test_what_was_trained_is_recorded_in_the_store_once(
+    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tracestore_migrations import open_store
+
+    export, model = folders
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    open_store(url, create=True).close()
+    for _ in range(2):
+        assert run(export, "--model", model, "--run", "r", "--db", url, "--json") == 0
+        last = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert last["consumption_records"] == 2
+        assert last["consumption_problems"] == {}
+
+
+def test_a_model_folder_that_is_not_there_is_a_usage_error(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError):
+        run(folders[0], "--model", tmp_path / "nowhere")
+
+
+def test_a_folder_without_a_model_is_an_error_that_says_what_transformers_says(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TracestoreError, match="cannot load a causal LM"):
+        run(folders[0], "--model", tmp_path / "empty")
+
+
+def test_an_unknown_rule_is_refused_before_the_model_is_loaded(folders: tuple[Path, Path]) -> None:
+    with pytest.raises(UnknownRule):
+        run(folders[0], "--model", folders[0], "--credit", "grpo")

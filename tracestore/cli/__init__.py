@@ -1,0 +1,1 @@
+"""The `tracestore` command: one file per verb."""

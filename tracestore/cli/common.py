@@ -1,0 +1,218 @@
+"""What every verb shares: flags, errors, tables, progress. A verb file imports nothing heavier at its top.
+
+A verb is a module with `add_parser(subparsers)` and `run(args) -> int` (0 done, 1 found a problem or failed,
+2 asked for wrongly). Results go to stdout, progress and errors to stderr; with `--json` stdout holds JSON
+lines and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from tracestore.errors import TracestoreError
+
+if TYPE_CHECKING:
+    from tracestore.store.store import Store
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+DEFAULT_DB = "sqlite:///tracestore.db"
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+class Verb(Protocol):
+    """A module of this package that implements one verb."""
+
+    def add_parser(self, subparsers: Subparsers) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+class UsageError(TracestoreError):
+    """The command was asked for wrongly."""
+
+
+class MissingExtra(TracestoreError):
+    """This verb needs packages that are not installed."""
+
+
+def verb_parser(subparsers: Subparsers, name: str, *, help: str, example: str) -> argparse.ArgumentParser:  # noqa: A002
+    """A parser for one verb, with `--json` and an example line at the end of its help.
+
+    Args:
+        help: one line, shown in the list of verbs and on top of the verb's own help.
+        example: one command line that works as it stands, without "$".
+    """
+    parser = subparsers.add_parser(
+        name,
+        help=help,
+        description=help,
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="JSON lines on stdout, for machines")
+    return parser
+
+
+def add_db_flag(parser: argparse.ArgumentParser) -> None:
+    """`--db URL`, the same for every verb that opens a store."""
+    parser.add_argument(
+        "--db",
+        metavar="URL",
+        default=os.environ.get("TRACESTORE_DB", DEFAULT_DB),
+        help=f"database (default: $TRACESTORE_DB, else {DEFAULT_DB})",
+    )
+
+
+def add_store_flags(parser: argparse.ArgumentParser) -> None:
+    """`--db URL` and `--project NAME`, for the verbs that look into one project."""
+    add_db_flag(parser)
+    parser.add_argument("--project", metavar="NAME", default="default", help="project (default: default)")
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Import what the extra `name` brings; when it is not installed, say how to install it.
+
+    Example: `with extra("serve"): from tracestore_api.serve import serve`
+    """
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        root = (missing.name or "").partition(".")[0]
+        if root.startswith("tracestore"):
+            raise
+        raise MissingExtra(module=root, hint=f'pip install "tracestore[{name}]"') from missing
+
+
+@contextmanager
+def opened_store(args: argparse.Namespace, *, create: bool = True) -> Iterator[Store]:
+    """The store that `--db` names, closed at the end. Without `create`, a missing database is an error."""
+    from tracestore_migrations import open_store
+
+    store = open_store(args.db, create=create)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def print_line(text: str = "") -> None:
+    """One line on stdout."""
+    sys.stdout.write(text + "\n")
+
+
+def print_json_line(value: Any) -> None:
+    """One JSON value on a line of stdout, flushed. NaN and infinities are refused: they are not JSON."""
+    sys.stdout.write(json.dumps(value, allow_nan=False, separators=(", ", ": ")) + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str, *, args: argparse.Namespace) -> None:
+    """One line for a person, on stderr; nothing with `--json`."""
+    if not args.json:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def printable(text: str) -> str:
+    """Text that is safe on a terminal: control characters, direction marks and lone surrogates as escapes.
+
+    Recorded text is whatever a model or a tool wrote; it must not move the reader's cursor.
+    """
+    return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def cell(value: object) -> str:
+    """One value as a table shows it. Unknown is NULL; thousands are separated in ints only."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}" if math.isfinite(value) else str(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    return printable(str(value))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Rows as aligned text, numbers to the right, never truncated. No newline at the end."""
+    cells = [[cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    is_number = [
+        bool(rows) and all(value is None or isinstance(value, (int, float)) for value in column)
+        for column in zip(*rows, strict=True)
+    ] or [False] * len(columns)
+
+    def line(texts: Sequence[str]) -> str:
+        parts = [
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(texts, widths, is_number, strict=True)
+        ]
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([line(columns), line(["-" * width for width in widths]), *map(line, cells)])
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None
+) -> None:
+    """A table on stdout, with a title line above it if given."""
+    if title is not None:
+        print_line(title)
+    print_line(table(columns, rows))
+
+
+def print_facts(facts: Mapping[str, object], *, args: argparse.Namespace) -> None:
+    """A verb's result: one JSON object with `--json`, else a two-column table. Nested values show as JSON."""
+    if args.json:
+        print_json_line(facts)
+        return
+    rows = [
+        (name, json.dumps(value) if isinstance(value, (dict, list)) else cell(value))
+        for name, value in facts.items()
+    ]
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        print_line(f"{name.ljust(width)}  {value}")
+
+
+@contextmanager
+def progress(
+    title: str, *, args: argparse.Namespace, total: float | None = None
+) -> Iterator[Callable[[float], None]]:
+    """A progress bar on stderr for anything long; call what it yields with the amount done since last time.
+
+    Silent when stderr is no terminal and with `--json`. An unknown total (None) shows a moving bar.
+
+    Example: `with progress("export", args=args, total=len(groups)) as advance: ...; advance(1)`
+    """
+    if args.json or not sys.stderr.isatty():
+        yield lambda amount: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(title, total=total)
+        yield lambda amount: bar.advance(task, amount)

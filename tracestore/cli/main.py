@@ -1,0 +1,86 @@
+"""argv -> one verb -> exit code: 0 done, 1 found a problem or failed, 2 asked for wrongly."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from tracestore import __version__
+from tracestore.cli import db, demo, export, import_, serve, show, sql, train, verify
+from tracestore.cli.common import UsageError, Verb
+from tracestore.errors import TracestoreError
+
+VERBS: tuple[tuple[str, Verb], ...] = (
+    ("serve", serve),
+    ("demo", demo),
+    ("import", import_),
+    ("show", show),
+    ("sql", sql),
+    ("export", export),
+    ("train", train),
+    ("verify", verify),
+    ("db", db),
+)
+"""In the order of a first session."""
+
+INTERRUPTED = 130
+"""128 + SIGINT."""
+READER_GONE = 141
+"""128 + SIGPIPE: the program that read our output closed it."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="tracestore",
+        description="Records every model call of an agent harness and cuts the traces into training samples.",
+        epilog="example:\n  tracestore serve --db sqlite:///tracestore.db",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"tracestore {__version__}")
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for _, verb in VERBS:
+        verb.add_parser(subparsers)
+    return parser
+
+
+def report(error: TracestoreError | OSError, *, as_json: bool) -> None:
+    """One line on stderr, or with `--json` one JSON object there."""
+    if not as_json:
+        sys.stderr.write(f"tracestore: {' '.join(str(error).splitlines())}\n")
+        return
+    facts: dict[str, object] = {"error": type(error).__name__, "message": str(error)}
+    if isinstance(error, TracestoreError):
+        facts |= {"hint": error.hint, "values": {name: repr(value) for name, value in error.values.items()}}
+    sys.stderr.write(json.dumps(facts) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command `argv` (default: this process's arguments) and return its exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        code = dict(VERBS)[args.verb].run(args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit; nobody is there to read it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+    except UsageError as error:
+        report(error, as_json=args.json)
+        return 2
+    except (TracestoreError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            raise
+        report(error, as_json=args.json)
+        return 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

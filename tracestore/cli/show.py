@@ -1,0 +1,199 @@
+"""`tracestore show`: an episode as a tree, a call as facts, a call's context as it saw it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from tracestore.cli.common import (
+    Subparsers,
+    UsageError,
+    add_store_flags,
+    opened_store,
+    print_facts,
+    print_json_line,
+    print_line,
+    print_table,
+    printable,
+    verb_parser,
+)
+from tracestore.errors import TracestoreError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from tracestore.graph.context import ContextMessage
+    from tracestore.graph.model import Graph
+    from tracestore.store.store import Store
+
+LATEST = 20
+"""Episodes listed when no id is given."""
+
+
+class NothingRecorded(TracestoreError):
+    """There is no episode and no call with this id"""
+
+    status = 404
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = verb_parser(
+        subparsers,
+        "show",
+        help="print the tree of an episode, or a call and its exact context",
+        example="tracestore show CALL_ID --context",
+    )
+    add_store_flags(parser)
+    parser.add_argument(
+        "id", nargs="?", metavar="ID", help="an episode or a call (default: list the latest episodes)"
+    )
+    parser.add_argument(
+        "--context",
+        action="store_true",
+        help="of a call: the messages it saw, byte for byte, with their authors",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.context and args.id is None:
+        raise UsageError(hint="--context needs the id of a call")
+    with opened_store(args, create=False) as store:
+        if args.id is None:
+            _print_latest(store, args)
+        else:
+            _print_one(store, args)
+    return 0
+
+
+def _print_latest(store: Store, args: argparse.Namespace) -> None:
+    from sqlalchemy import func, select
+
+    from tracestore.store import tables as t
+
+    calls = (
+        select(func.count())
+        .where(t.call.c.project_id == t.episode.c.project_id, t.call.c.episode_key == t.episode.c.key)
+        .scalar_subquery()
+    )
+    query = (
+        select(
+            t.episode.c.id, t.episode.c.status, t.episode.c.split, t.episode.c.task_id, calls.label("calls")
+        )
+        .join(t.project, t.project.c.project_id == t.episode.c.project_id)
+        .where(t.project.c.name == args.project, t.episode.c.first_pos.is_not(None))
+        .order_by(t.episode.c.first_pos.desc())
+        .limit(LATEST)
+    )
+    with store.engine.connect() as connection:
+        found = connection.execute(query)
+        columns, rows = list(found.keys()), [tuple(row) for row in found]
+    if args.json:
+        for row in rows:
+            print_json_line(dict(zip(columns, row, strict=True)))
+        return
+    print_table(columns, rows, title=f"latest episodes of project {printable(args.project)}")
+
+
+def _print_one(store: Store, args: argparse.Namespace) -> None:
+    with store.engine.connect() as connection:
+        call_episode = _episode_of_call(connection, args.project, args.id)
+        is_episode = _is_episode(connection, args.project, args.id)
+    if is_episode and not args.context:
+        _print_episode(store.load_graph(args.project, args.id), args)
+    elif call_episode is not None:
+        graph = store.load_graph(args.project, call_episode)
+        (_print_context if args.context else _print_call)(graph, args)
+    elif is_episode:
+        raise UsageError(hint="--context needs the id of a call, this is an episode")
+    else:
+        raise NothingRecorded(id=args.id, project=args.project, hint="`tracestore show` lists episodes")
+
+
+def _is_episode(connection: Connection, project: str, episode_id: str) -> bool:
+    from sqlalchemy import select
+
+    from tracestore.store import tables as t
+
+    query = (
+        select(t.episode.c.key)
+        .join(t.project, t.project.c.project_id == t.episode.c.project_id)
+        .where(t.project.c.name == project, t.episode.c.id == episode_id, t.episode.c.first_pos.is_not(None))
+    )
+    return connection.execute(query).first() is not None
+
+
+def _episode_of_call(connection: Connection, project: str, call_id: str) -> str | None:
+    from sqlalchemy import and_, false, select
+
+    from tracestore.store import tables as t
+
+    in_episode = and_(t.episode.c.project_id == t.call.c.project_id, t.episode.c.key == t.call.c.episode_key)
+    query = (
+        select(t.episode.c.id)
+        .join(t.call, in_episode)
+        .join(t.project, t.project.c.project_id == t.call.c.project_id)
+        .where(t.project.c.name == project, t.call.c.id == call_id, t.call.c.is_placeholder == false())
+    )
+    return connection.execute(query).scalar()
+
+
+def _print_episode(graph: Graph, args: argparse.Namespace) -> None:
+    from tracestore.cli.tree import tree_lines
+
+    lines = tree_lines(graph)
+    if args.json:
+        print_json_line({"episode_id": args.id, "tree": list(lines)})
+        return
+    for line in lines:
+        print_line(line)
+
+
+def _print_call(graph: Graph, args: argparse.Namespace) -> None:
+    call, link = graph.calls[args.id], graph.links[args.id]
+    facts: dict[str, Any] = {
+        "call_id": call.id,
+        "episode_id": call.episode_id,
+        "agent_id": call.agent_id,
+        "ordinal": call.ordinal,
+        "purpose": call.purpose,
+        "model": call.model,
+        "policy": None if call.policy is None else call.policy.name,
+        "policy_version": None if call.policy is None else call.policy.version,
+        "status": call.status,
+        "continues": None if link.parent is None else list(link.parent),
+        "link": link.how,
+    }
+    for key in graph.completions_of(call.id):
+        answer = graph.completions[key]
+        facts[f"completion_{key[1]}"] = {
+            "finish_reason": answer.finish_reason,
+            "tokens": None if answer.token_ids is None else len(answer.token_ids),
+            "logprobs": answer.logprobs is not None,
+            "message": None if answer.message is None else answer.message.decode("utf-8"),
+        }
+    print_facts(facts, args=args)
+
+
+def _print_context(graph: Graph, args: argparse.Namespace) -> None:
+    from tracestore.graph.context import context
+
+    if args.id in graph.pending:
+        raise NothingRecorded(call_id=args.id, hint="its context is not known: its parent has not come")
+    for index, message in enumerate(context(graph, args.id)):
+        if args.json:
+            print_json_line(_message_facts(index, message))
+            continue
+        author = (
+            "" if message.author is None else f"  by call {message.author[0]}, completion {message.author[1]}"
+        )
+        print_line(printable(f"[{index}]{author}"))
+        for line in message.raw.decode("utf-8").split("\n"):
+            print_line(printable(line))
+
+
+def _message_facts(index: int, message: ContextMessage) -> dict[str, Any]:
+    """`raw` is the text of the message as a string: exact, where a parsed number might not be."""
+    author = (
+        None if message.author is None else {"call_id": message.author[0], "completion": message.author[1]}
+    )
+    return {"index": index, "author": author, "raw": message.raw.decode("utf-8")}
