@@ -7,6 +7,8 @@ from collections.abc import Generator
 
 # Before torch or OpenBLAS is loaded: sums must not depend on how many cores this machine has.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+# And threads that spin while they wait slow a busy machine down tenfold.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 from hypothesis import settings

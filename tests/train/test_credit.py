@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.train.rows import candidates, episodes_of_one_call, row
-from tracestore.shards.row import Row
+from tracestore.shards.row import MemberEntry, Row
 from tracestore.train.credit import UnknownRule, advantages
-from tracestore.train.credit.base import Advantages, Context, combine
+from tracestore.train.credit.base import Advantages, Context, NonFiniteCredit, combine
 from tracestore.train.credit.candidates import MissingScore, UnsupportedTreatment
 
 
@@ -87,15 +88,54 @@ def test_an_infra_error_leaves_the_statistics() -> None:
 
 
 def test_forks_are_compared_with_each_other_and_not_with_their_origin() -> None:
-    fork = {"forked_from_episode_id": "episode-0", "in_statistics": False}
+    fork = {"forked_from_episode_id": "episode-0"}
     made = episodes_of_one_call([1, 0, 5, 3], episode={2: fork, 3: fork})
     assert by_sample(made, "shared") == [0.5, -0.5, 1.0, -1.0]
 
 
+def test_forks_of_one_origin_are_not_compared_with_those_of_another() -> None:
+    # two forks of episode 0: mean (5 + 3) / 2 = 4;  two of an episode that is not here: mean (2 + 1) / 2
+    of = [{"forked_from_episode_id": name} for name in ("episode-0", "elsewhere")]
+    made = episodes_of_one_call([1, 0, 5, 3, 2, 1], episode={2: of[0], 3: of[0], 4: of[1], 5: of[1]})
+    assert by_sample(made, "shared") == [0.5, -0.5, 1.0, -1.0, 0.5, -0.5]
+
+
+def test_forks_that_the_export_excluded_leave_the_statistics_of_the_forks() -> None:
+    # mean (1 + 0) / 2 of the two forks that are left; with the 100s it would be 201 / 4
+    fork = {"forked_from_episode_id": "episode-0"}
+    out = fork | {"in_statistics": False}
+    made = episodes_of_one_call(
+        [1, 0, 1, 0, 100, 100], episode={2: fork, 3: fork, 4: out | {"status": "cancelled"}, 5: out}
+    )
+    assert by_sample(made, "shared") == [0.5, -0.5, 0.5, -0.5, None, None]
+    assert advantages(made, rule="shared", context=Context()).notes == {"excluded_episodes": 2}
+
+
+@pytest.mark.parametrize(
+    ("rule", "rewards"),
+    [
+        ("rloo", [1e308, -1e308]),  # 1e308 - -1e308
+        ("shared", [1e308, 1.5e308]),  # their sum, on the way to the mean
+        ("shared", [[(1e308, None), (1e308, None)], 0]),
+        ("shared", [[(1e308, 10.0)], 0]),
+        ("shared", [float("nan"), 0]),
+    ],
+)
+def test_rewards_without_a_finite_advantage_are_an_error_that_names_the_group(
+    rule: str, rewards: list[Any]
+) -> None:
+    with pytest.raises(NonFiniteCredit, match="group_id='g'"):
+        given(episodes_of_one_call(rewards), rule)
+
+
+def test_a_reward_that_is_no_number_stops_nothing_in_an_episode_that_is_left_out() -> None:
+    broken = {"status": "infra_error", "in_statistics": False}
+    made = episodes_of_one_call([1, 0, float("nan")], episode={2: broken})
+    assert by_sample(made, "shared") == [0.5, -0.5, None]
+
+
 def test_rewards_of_finer_targets_are_not_the_episodes() -> None:
     made = episodes_of_one_call([1, 0])
-    from dataclasses import replace
-
     finer = replace(made.rewards[0], target="call", call=0, value=100.0)
     assert by_sample(replace(made, rewards=(*made.rewards, finer)), "shared") == [0.5, -0.5]
 
@@ -189,6 +229,47 @@ def test_a_treatment_stops_at_the_candidates_own_tokens() -> None:
         candidate_sets=[candidates("negative", [0.75, 0.25])],
     )
     assert given(made, "shared") == {(0, 0): 0.25, (0, 2): 0.5, (1, 1): -0.25, (2, 3): -0.5}
+
+
+def test_an_agent_that_is_a_candidate_answers_for_the_agents_below_it() -> None:
+    # mean (-4 + 0) / 2 = -2 -> agent 1: -4 + 2 = -2, agent 2: 0 + 2 = 2
+    made = row(
+        [(-1, [1], -1), *((0, [2 + i], i) for i in range(4))],
+        [(0, [0, 1 + i], [i]) for i in range(4)],
+        rewards=[1],
+        call={1: {"agent": 1}, 2: {"agent": 2}, 3: {"agent": 3}},
+        candidate_sets=[
+            replace(
+                candidates("negative", []),
+                members=tuple(
+                    MemberEntry(completion=None, agent=agent, score=score, selected=None, continued=None)
+                    for agent, score in ((1, -4.0), (2, 0.0))
+                ),
+            )
+        ],
+    )
+    [main] = made.agents
+    below = [replace(main, agent_id=f"agent-{i}", parent=parent) for i, parent in ((1, 0), (2, 0), (3, 1))]
+    made = replace(made, agents=(main, *below))
+    # main keeps its episode's 0; agent 3 is below agent 1
+    assert by_sample(made, "shared") == [0.0, -2.0, 2.0, -2.0]
+
+
+@pytest.mark.parametrize(("treatment", "expected"), [("negative", [0.25, -0.25]), ("runner_up", [0.5, 0.0])])
+def test_scored_candidates_need_no_reward_of_their_episode(treatment: str, expected: list[float]) -> None:
+    # mean (.75 + .25) / 2 = .5;  .75 - .25 = .5
+    made = row(
+        [(-1, [1], -1), (0, [2], 0), (0, [3], 1), (0, [4], 2)],
+        [(0, [0, 1], [0]), (0, [0, 2], [1]), (0, [0, 3], [2])],
+        candidate_sets=[candidates(treatment, [0.75, 0.25])],
+    )
+    assert by_sample(made, "shared") == [*expected, None]
+
+
+@pytest.mark.parametrize("treatment", ["negative", "runner_up"])
+def test_scores_without_a_finite_advantage_are_an_error_that_names_the_set(treatment: str) -> None:
+    with pytest.raises(NonFiniteCredit, match="candidate_set_id='set'"):
+        given(plans(treatment, [1.5e308, -1.5e308, -1.5e308, -1.5e308]), "shared")
 
 
 @pytest.mark.parametrize("treatment", ["negative", "runner_up"])

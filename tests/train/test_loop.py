@@ -104,6 +104,23 @@ def test_micro_batches_packing_and_cuts_change_no_weight(export: Export) -> None
     assert (weights[2] - weights[0]).norm() <= 1e-6 * weights[0].norm()
 
 
+def test_a_micro_batch_smaller_than_a_step_leaves_its_steps_losses_and_gradients_as_they_are(
+    export: Export,
+) -> None:
+    found, weights = [], []
+    for micro_batch_tokens in (1_000, 42, 21, 13):
+        model = tiny("llama", dtype=torch.float64, attention="sdpa")
+        # 21 computed tokens a group, 13 on its longest path: two groups a step, each cut in the last run
+        settings = Settings(max_tokens_per_step=42, micro_batch_tokens=micro_batch_tokens, lr=1e-3)
+        done = train(model, export, settings=settings).metrics
+        found.append([(m.trained_tokens, m.loss, m.grad_norm) for m in done])
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert [trained for trained, _, _ in found[0]] == [2 * 17, 2 * 17, 17]
+    assert all((other - weights[0]).norm() <= 1e-6 * weights[0].norm() for other in weights[1:])
+    for other in found[1:]:
+        assert np.asarray(other) == pytest.approx(np.asarray(found[0]), rel=1e-5, abs=1e-7)
+
+
 def test_a_model_without_trees_trains_on_rows_with_the_same_gradient_and_says_why(export: Export) -> None:
     # A window shorter than some paths, but not than any context a trained token needs to see in full.
     on_tree = train(tiny("mistral", attention="sdpa", sliding_window=64), export, settings=Settings(steps=1))

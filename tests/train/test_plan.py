@@ -93,6 +93,52 @@ def test_a_group_larger_than_a_step_is_spread_over_steps() -> None:
     assert sum(one.denominator for one in planned) == 16
 
 
+def prompt_of_two_calls() -> Forest:
+    """A prompt of 20 tokens under two completions of 5: 20 + 2 * 4 = 28 computed tokens."""
+    return grown(leaves=2, prefix=20, branch=5)
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [24, 26, 28, 40])
+def test_micro_batches_are_cut_inside_a_step_whose_denominator_stays_whole(micro_batch_tokens: int) -> None:
+    tree = prompt_of_two_calls()
+    work = [(tree, trainable_targets(tree))]
+    [only] = steps(work, max_tokens_per_step=30, micro_batch_tokens=micro_batch_tokens)
+    assert only.denominator == 5 + 5
+    units = [one for batch in only.micro_batches for one in batch]
+    assert [one.num_tokens for one in units] == ([28] if micro_batch_tokens >= 28 else [24, 24])
+    assert tokens_of(units) == work[0][1].token_N.tolist()
+
+
+def test_no_micro_batch_size_moves_a_target_to_another_step() -> None:
+    trees = [forest(random_row(seed, vocab=50)) for seed in range(20)]
+    work = [(tree, trainable_targets(tree)) for tree in trees]
+    longest = max(int(tree.position_T.max()) + 1 for tree in trees)
+
+    def planned(micro_batch_tokens: int) -> list[tuple[int, list[tuple[int, int]]]]:
+        return [
+            (
+                one.denominator,
+                sorted(
+                    (next(i for i, tree in enumerate(trees) if tree is part.forest), token)
+                    for batch in one.micro_batches
+                    for part in batch
+                    for token in part.targets.token_N.tolist()
+                ),
+            )
+            for one in steps(work, max_tokens_per_step=longest + 9, micro_batch_tokens=micro_batch_tokens)
+        ]
+
+    whole = planned(10_000)
+    assert len(whole) > 2
+    assert planned(longest) == planned(longest + 4) == whole
+
+
+def test_a_path_longer_than_a_micro_batch_is_an_error_whatever_a_step_holds() -> None:
+    tree = prompt_of_two_calls()
+    with pytest.raises(SampleTooLong, match="tokens=24, max_tokens=23"):
+        list(steps([(tree, trainable_targets(tree))], max_tokens_per_step=30, micro_batch_tokens=23))
+
+
 def test_forests_without_targets_take_no_part() -> None:
     tree = grown(leaves=2)
     nothing = trainable_targets(tree).where(np.zeros(8, dtype=bool))

@@ -21,6 +21,8 @@ _CHUNK = 256  # targets whose [N, V] distributions stand in memory at once
 class UnknownLoss(TracestoreError):
     """No loss has this name."""
 
+    exit_code = 2
+
 
 class _TokenLogprobs(torch.autograd.Function):
     """log softmax(logits / temperature) at the targets, without a [N, V] tensor in either pass."""

@@ -3,8 +3,8 @@
 Credit is given on whole groups before anything is cut here. A step holds at most `max_tokens_per_step`
 distinct tokens, a micro-batch at most `micro_batch_tokens`. A tree that fits stays whole; a larger one is
 cut into groups of neighbouring branches, each with the prefix it needs computed again, and every target in
-exactly one of them. The denominator, all targets of the step, is known before the first backward pass, so
-no cut, packing or micro-batch size changes a gradient.
+exactly one of them. What a step holds is settled before micro-batches are cut, and the denominator, all
+targets of the step, before the first backward pass: no packing or micro-batch size changes a gradient.
 """
 
 # N targets, S segments of a row
@@ -43,11 +43,11 @@ def steps(
     Raises:
         SampleTooLong: a path longer than either limit.
     """
-    limit = min(max_tokens_per_step, micro_batch_tokens)
     waiting: list[Unit] = []
+    # Neighbouring cuts of one tree never fit one step, so the units of a step share no token.
     tokens = 0
     for forest, targets in work:
-        for one in units(forest, targets, max_tokens=limit):
+        for one in units(forest, targets, max_tokens=max_tokens_per_step):
             if waiting and tokens + one.num_tokens > max_tokens_per_step:
                 yield step(waiting, micro_batch_tokens=micro_batch_tokens)
                 waiting, tokens = [], 0
@@ -58,18 +58,23 @@ def steps(
 
 
 def step(units: Iterable[Unit], *, micro_batch_tokens: int) -> Step:
-    """Units of one step, each put into the first micro-batch with room for it."""
+    """Units of one step, cut to fit a micro-batch, each part put into the first one with room for it.
+
+    Raises:
+        SampleTooLong: a path longer than a micro-batch.
+    """
     batches: list[list[Unit]] = []
     room: list[int] = []
-    for one in units:
-        size = one.num_tokens
-        place = next((i for i, left in enumerate(room) if left >= size), None)
-        if place is None:
-            place = len(batches)
-            batches.append([])
-            room.append(micro_batch_tokens)
-        batches[place].append(one)
-        room[place] -= size
+    for whole in units:
+        for one in _cut(whole, micro_batch_tokens):
+            size = one.num_tokens
+            place = next((i for i, left in enumerate(room) if left >= size), None)
+            if place is None:
+                place = len(batches)
+                batches.append([])
+                room.append(micro_batch_tokens)
+            batches[place].append(one)
+            room[place] -= size
     return Step(
         micro_batches=tuple(map(tuple, batches)),
         denominator=sum(len(one.targets) for batch in batches for one in batch),
@@ -82,11 +87,7 @@ def units(forest: Forest, targets: Targets, *, max_tokens: int) -> Iterator[Unit
     root_S = _roots(forest)
     root_N = root_S[forest.segment_T[forest.previous_T[targets.token_N]]]
     for root in np.unique(root_N):
-        tree = unit(forest, targets.where(root_N == root))
-        if tree.num_tokens <= max_tokens:
-            yield tree
-        else:
-            yield from _split(tree, _branch_groups(tree, max_tokens))
+        yield from _cut(unit(forest, targets.where(root_N == root)), max_tokens)
 
 
 def chains(whole: Unit) -> Iterator[Unit]:
@@ -95,6 +96,14 @@ def chains(whole: Unit) -> Iterator[Unit]:
     Every target is in the first path that holds it, so the sums of a loss stay the same.
     """
     return _split(whole, (path for path, _ in _paths(whole)))
+
+
+def _cut(tree: Unit, max_tokens: int) -> Iterator[Unit]:
+    """The unit itself when it fits, else groups of its branches that do."""
+    if tree.num_tokens <= max_tokens:
+        yield tree
+    else:
+        yield from _split(tree, _branch_groups(tree, max_tokens))
 
 
 def _split(whole: Unit, groups: Iterable[Iterable[int]]) -> Iterator[Unit]:

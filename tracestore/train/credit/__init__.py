@@ -21,6 +21,8 @@ RULES: Mapping[str, Callable[[Row, Context], Advantages]] = {"shared": shared.cr
 class UnknownRule(TracestoreError):
     """No credit rule has this name."""
 
+    exit_code = 2
+
 
 def check_rule(rule: str) -> None:
     """Raises UnknownRule, naming those there are, unless `rule` is one."""
@@ -33,6 +35,7 @@ def advantages(row: Row, *, rule: str, context: Context) -> Advantages:
 
     Raises:
         UnknownRule: no rule has this name.
+        NonFiniteCredit: a composed reward or an advantage is no finite number.
         UnsupportedTreatment, MissingScore: see `tracestore.train.credit.candidates`.
     """
     check_rule(rule)

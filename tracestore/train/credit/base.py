@@ -5,15 +5,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from tracestore.errors import TracestoreError
 from tracestore.shards.row import Row
 
 Value = float | np.ndarray
 """One number for all tokens of a completion, or float64 [tokens of the completion]."""
+
+
+class NonFiniteCredit(TracestoreError):
+    """A composed reward or an advantage is no finite number."""
 
 
 @dataclass(frozen=True)
@@ -82,33 +87,61 @@ def combine(row: Row, advantages: Advantages) -> TokenCredit:
     return TokenCredit(plus_T=plus_T, minus_T=minus_T, has_T=has_T)
 
 
-def episode_rewards(row: Row) -> list[float | None]:
-    """Weighted sum of each episode's own rewards (weight unknown: 1); None for an episode without any.
+def finite(
+    compute: Callable[[Sequence[float]], list[float]],
+    numbers: Sequence[float],
+    *,
+    hint: str,
+    **where: str | None,
+) -> list[float]:
+    """What `compute` makes of `numbers`, all of it finite.
+
+    Raises:
+        NonFiniteCredit: naming `where`, when a number overflowed or was not finite to begin with.
+    """
+    try:
+        values = compute(numbers)
+    except (OverflowError, ValueError) as error:  # fsum: finite terms with no finite sum; inf beside -inf
+        raise NonFiniteCredit(**where, problem=str(error), hint=hint) from error
+    if not all(map(math.isfinite, values)):
+        raise NonFiniteCredit(**where, values=values, hint=hint)
+    return values
+
+
+def episode_rewards(row: Row, episodes: Iterable[int]) -> dict[int, float]:
+    """Weighted sum of each episode's own rewards (weight unknown: 1), in order, ungraded episodes left out.
 
     Rewards of a finer target (agent, call, completion, candidate, token) do not count here.
+
+    Raises:
+        NonFiniteCredit: a sum is no finite number.
     """
-    terms: list[list[float]] = [[] for _ in row.episodes]
+    terms: dict[int, list[float]] = {episode: [] for episode in episodes}
     for reward in row.rewards:
-        if reward.target == "episode":
+        if reward.target == "episode" and reward.episode in terms:
             terms[reward.episode].append(reward.value * (1.0 if reward.weight is None else reward.weight))
-    return [math.fsum(values) if values else None for values in terms]
+    sums: dict[int, float] = {}
+    for episode, values in terms.items():
+        if values:
+            [sums[episode]] = finite(
+                lambda some: [math.fsum(some)],
+                values,
+                group_id=row.group_id,
+                episode_id=row.episodes[episode].episode_id,
+                hint="correct the episode's rewards or their weights and export again",
+            )
+    return sums
 
 
 def peer_groups(row: Row) -> list[list[int]]:
     """Episodes that are compared with each other.
 
     The row's own group, and beside it the forks of each origin: a fork shares its origin's history, so it
-    leaves the origin's statistics. Infra errors and episodes outside the spec are in no group.
+    is no independent attempt at the task. Episodes that the export left out of the statistics are in none.
     """
     groups: dict[str | None, list[int]] = {}
     for index, episode in enumerate(row.episodes):
         if episode.in_statistics:
-            groups.setdefault(None, []).append(index)
-        elif (
-            episode.forked_from_episode_id is not None
-            and episode.status != "infra_error"
-            and episode.split in (None, "train")
-        ):
             groups.setdefault(episode.forked_from_episode_id, []).append(index)
     return list(groups.values())
 
@@ -121,8 +154,10 @@ def episode_advantages(
     Args:
         advantage: rewards of a group of at least two graded episodes -> their advantages, in order. A group
             whose rewards are all equal gets exactly 0 without asking: r - mean of three 0.1 is -1.4e-17.
+
+    Raises:
+        NonFiniteCredit: a composed reward or an advantage is no finite number.
     """
-    rewards = episode_rewards(row)
     groups = peer_groups(row)
     given: dict[int, float] = {}
     notes = {
@@ -132,18 +167,20 @@ def episode_advantages(
         "groups_without_spread": 0,
     }
     for group in groups:
-        graded = [(episode, reward) for episode in group if (reward := rewards[episode]) is not None]
-        notes["ungraded_episodes"] += len(group) - len(graded)
-        values = [reward for _, reward in graded]
+        rewards = episode_rewards(row, group)
+        notes["ungraded_episodes"] += len(group) - len(rewards)
+        values = list(rewards.values())
         if not values:
             continue
         if len(values) == 1:
             notes["singleton_groups"] += 1
         elif max(values) == min(values):
             notes["groups_without_spread"] += 1
-        spread = max(values) != min(values)
-        shares = advantage(values) if spread else [0.0] * len(values)
-        given.update(zip((episode for episode, _ in graded), shares, strict=True))
+        if max(values) == min(values):
+            shares = [0.0] * len(values)
+        else:
+            shares = finite(advantage, values, group_id=row.group_id, hint="scale the group's rewards down")
+        given.update(zip(rewards, shares, strict=True))
     return Advantages(
         rule=rule,
         values={

@@ -20,10 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from tracestore.errors import TracestoreError
 from tracestore.shards.row import CandidateSetEntry, MemberEntry, Row
-from tracestore.train.credit.base import Advantages
+from tracestore.train.credit.base import Advantages, finite
 
 
 class UnsupportedTreatment(TracestoreError):
@@ -37,19 +38,21 @@ class MissingScore(TracestoreError):
 def treat(row: Row, advantages: Advantages) -> Advantages:
     """The same advantages, with those of treated candidates replaced in every sample that holds them.
 
+    A candidate gets its own from the scores even where its episode has no reward.
+
     Raises:
         UnsupportedTreatment: the treatment is `pairs`, or one this version does not know.
         MissingScore: `negative` or `runner_up` without scores or without a selected member.
+        NonFiniteCredit: scores so large that an advantage is no finite number.
     """
     values = dict(advantages.values)
+    pairs = [(index, one) for index, sample in enumerate(row.samples) for one in sample.completions]
     for entry in row.candidate_sets:
         if entry.treatment in ("shared", "exclude"):
             continue
         for member, value in zip(entry.members, _member_advantages(entry), strict=True):
             own = _completions(row, member)
-            for sample, completion in advantages.values:
-                if completion in own:
-                    values[sample, completion] = value
+            values.update({pair: value for pair in pairs if pair[1] in own})
     return replace(advantages, values=values)
 
 
@@ -63,10 +66,17 @@ def _member_advantages(entry: CandidateSetEntry) -> list[float]:
     scores = [member.score for member in entry.members if member.score is not None]
     if len(scores) < len(entry.members):
         raise MissingScore(candidate_set_id=entry.candidate_set_id, treatment=entry.treatment)
-    if entry.treatment == "negative":
-        mean = math.fsum(scores) / len(scores)
-        return [score - mean if max(scores) != min(scores) else 0.0 for score in scores]
-    return _runner_up(entry, scores)
+    return finite(
+        _minus_mean if entry.treatment == "negative" else partial(_runner_up, entry),
+        scores,
+        candidate_set_id=entry.candidate_set_id,
+        hint="scale the set's scores down",
+    )
+
+
+def _minus_mean(scores: Sequence[float]) -> list[float]:
+    mean = math.fsum(scores) / len(scores)
+    return [score - mean if max(scores) != min(scores) else 0.0 for score in scores]
 
 
 def _runner_up(entry: CandidateSetEntry, scores: Sequence[float]) -> list[float]:
@@ -85,11 +95,26 @@ def _runner_up(entry: CandidateSetEntry, scores: Sequence[float]) -> list[float]
 
 
 def _completions(row: Row, member: MemberEntry) -> set[int]:
-    """Completions that are the member: its own one, or all that its agent sampled."""
+    """Completions that are the member: its own one, or all that its agent and those below it sampled."""
     if member.completion is not None:
         return {member.completion}
+    below = set() if member.agent is None else _agents_from(row, member.agent)
     return {
-        index
-        for index, completion in enumerate(row.completions)
-        if member.agent is not None and row.calls[completion.call].agent == member.agent
+        index for index, completion in enumerate(row.completions) if row.calls[completion.call].agent in below
     }
+
+
+def _agents_from(row: Row, top: int) -> set[int]:
+    """An agent and all agents below it."""
+    children: dict[int, list[int]] = {}
+    for index, agent in enumerate(row.agents):
+        if agent.parent is not None:
+            children.setdefault(agent.parent, []).append(index)
+    below: set[int] = set()
+    waiting = [top]
+    while waiting:
+        agent_index = waiting.pop()
+        if agent_index not in below:
+            below.add(agent_index)
+            waiting.extend(children.get(agent_index, ()))
+    return below
