@@ -6,6 +6,7 @@ latents, which of its tokens they exclude is asked of the exporter itself.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from tracestore.wire.completion import CompletionFields
 from tracestore_exporters.rows import GroupInfo, plan_row
 from tracestore_exporters.spec import Spec
 
+_MEDIA = re.compile(rb'image|audio|video|screenshot|"document"|file"|\\u00')
+"""In every request that holds media, whether its part types are spelt in letters or in JSON escapes."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expected:
@@ -30,6 +34,8 @@ class Expected:
     """float64, 0 where there is no usable value."""
     has_logprob: np.ndarray
     reason: np.ndarray
+    policies: list[tuple[str, int | None] | None]
+    """For each token the policy and version that sampled it; None: unknown."""
 
 
 def expected_of_group(graphs: Mapping[str, Graph], spec: Spec) -> dict[tuple[str, str, int], Expected]:
@@ -46,8 +52,24 @@ def expected_of_group(graphs: Mapping[str, Graph], spec: Spec) -> dict[tuple[str
             if reason is None:
                 reason = rules.reason(key, completion, prompt)
             has, values = _logprobs(completion)
-            found[(episode_id, *key)] = Expected(prompt, completion.token_ids.array, values, has, reason)
+            policies = _policies(graph, key, completion)
+            found[(episode_id, *key)] = Expected(
+                prompt, completion.token_ids.array, values, has, reason, policies
+            )
     return found
+
+
+def _policies(
+    graph: Graph, key: CompletionKey, completion: CompletionFields
+) -> list[tuple[str, int | None] | None]:
+    """Who sampled each token: the version that began last, else the call's policy."""
+    assert completion.token_ids is not None
+    policy = graph.calls[key[0]].policy
+    current = None if policy is None or completion.versions else (policy.name, policy.version)
+    named = [current] * len(completion.token_ids)
+    for run in completion.versions or ():
+        named[run.start :] = [(run.name, run.version)] * len(named[run.start :])
+    return named
 
 
 def _logprobs(completion: CompletionFields) -> tuple[np.ndarray, np.ndarray]:
@@ -182,7 +204,11 @@ class _Rules:
         kept: set[CompletionKey] = set()
         dropped: set[CompletionKey] = set()
         for set_id, one in graph.candidate_sets.items():
-            verdicts = [s for s in graph.candidate_selections.values() if s.candidate_set_id == set_id]
+            verdicts = [
+                s
+                for s in graph.candidate_selections.values()
+                if s.candidate_set_id == set_id and max(s.selected, default=0) < len(one.members)
+            ]
             if not verdicts:
                 continue
             stated = [v.treatment for v in sorted(verdicts, key=lambda v: v.id) if v.treatment is not None]
@@ -216,11 +242,7 @@ class _Rules:
 def _media_reasons(graph: Graph, spec: Spec, episode_id: str) -> dict[CompletionKey, np.ndarray]:
     """The exporter's own reasons, for an episode in which images or latents stand; {} for all others."""
     has_blobs = any(blob.role in ("image", "audio", "video", "latent") for blob in graph.blobs.values())
-    has_parts = any(
-        hint in (call.request or b"")
-        for call in graph.calls.values()
-        for hint in (b"image", b"audio", b"video")
-    )
+    has_parts = any(_MEDIA.search(call.request or b"") for call in graph.calls.values())
     if not has_blobs and not has_parts:
         return {}
     row = plan_row([graph], spec, GroupInfo(project="", episode_ids=(episode_id,)))

@@ -38,6 +38,12 @@ class NotEmpty(TracestoreError):
     """The export folder exists and is not empty."""
 
 
+class BeyondLatest(TracestoreError):
+    """The snapshot lies beyond the latest commit."""
+
+    exit_code = 2
+
+
 class GroupLike(Protocol):
     """What the exporter reads of a group of the store."""
 
@@ -46,6 +52,9 @@ class GroupLike(Protocol):
 
     @property
     def episode_ids(self) -> Sequence[str]: ...
+
+    @property
+    def ended(self) -> bool: ...
 
 
 class Source(Protocol):
@@ -75,11 +84,16 @@ def export(
 
     Raises:
         NotEmpty: something is in the folder.
+        BeyondLatest: `snapshot` has not been reached.
     """
     folder = Path(os.path.abspath(out))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise NotEmpty(path=str(folder), hint="name a new folder: an export is never changed or mixed")
-    at = store.snapshot(project) if snapshot is None else snapshot
+    latest = store.snapshot(project)
+    if snapshot is not None and snapshot > latest:
+        # What is committed later would belong to it, so a second export of it would differ.
+        raise BeyondLatest(snapshot=snapshot, latest=latest, hint=f"name one up to {latest}, or none")
+    at = latest if snapshot is None else snapshot
     folder.parent.mkdir(parents=True, exist_ok=True)
     staged = folder.with_name(f".{folder.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
     staged.mkdir()
@@ -108,7 +122,7 @@ class _Exporter:
 
     def write(self, folder: Path) -> Manifest:
         groups = [
-            PlannedGroup(group_id=ref.group_id, episode_ids=tuple(sorted(ref.episode_ids)))
+            PlannedGroup(ref.group_id, tuple(sorted(ref.episode_ids)), ended=ref.ended)
             for ref in self._store.groups(self._project, snapshot=self._snapshot)
         ]
         self._total = len(groups)
@@ -123,7 +137,7 @@ class _Exporter:
         return write_shard(folder / shard.file, rows, compression=self._spec.compression)
 
     def _rows(self, group: PlannedGroup) -> Iterator[Row]:
-        """The rows of a group: none while it is open, and none when nothing of it trains."""
+        """The rows of a group: none while it is open, and none when there is nothing in it to learn from."""
         graphs = [
             self._store.load_graph(self._project, episode_id, snapshot=self._snapshot)
             for episode_id in group.episode_ids
@@ -134,7 +148,7 @@ class _Exporter:
             self._tally += still_open(graphs)
         else:
             self._tally += exported(graphs, rows)
-        if any(row.num_trained for row in rows):
+        if has_lessons(rows):
             self._causes.update(sample.cause for row in rows for sample in row.samples)
             yield from rows
         self._done += 1
@@ -159,11 +173,11 @@ class _Exporter:
             samples=sum(shard.samples for shard in shards),
             causes=dict(sorted(self._causes.items())),
             conservation=self._tally.conservation(),
-            notes=() if shards else self._why_empty(),
+            notes=() if any(shard.trained_tokens for shard in shards) else self._why_empty(),
         )
 
     def _why_empty(self) -> tuple[str, ...]:
-        """What to change when nothing came out."""
+        """What to change when nothing came out that trains."""
         tally = self._tally
         if self._total == 0:
             return (f"project {self._project!r} has no episodes at this snapshot",)
@@ -184,18 +198,33 @@ def group_rows(
     graphs: Sequence[Graph], spec: Spec, *, project: str, group: PlannedGroup
 ) -> tuple[str | None, list[Row]]:
     """What closed a group, and its rows; (None, []) while it is open."""
-    event = next((graph.group for graph in graphs if graph.group is not None), None)
-    closed = closed_by(event, graphs)
-    if closed is None:
+    info = group_info(graphs, project=project, group=group)
+    if info is None:
         return None, []
-    info = GroupInfo(
+    return info.closed_by, list(plan_rows(graphs, spec, info))
+
+
+def group_info(graphs: Sequence[Graph], *, project: str, group: GroupLike) -> GroupInfo | None:
+    """What the rows of a group say of it; None while it is open. `graphs` are in order of episode id."""
+    event = next((graph.group for graph in graphs if graph.group is not None), None)
+    closed = closed_by(event, graphs, ended=group.ended)
+    if closed is None:
+        return None
+    return GroupInfo(
         project=project,
-        episode_ids=group.episode_ids,
+        episode_ids=tuple(sorted(group.episode_ids)),
         group_id=group.group_id,
         task_id=_task_id(event.task_id if event is not None else None, graphs),
         closed_by=closed,
     )
-    return closed, list(plan_rows(graphs, spec, info))
+
+
+def has_lessons(rows: Sequence[Row]) -> bool:
+    """Whether a group goes into the shards: something of it trains, or it holds sampled candidates.
+
+    Rejected candidates stay even where none of them trains: a trainer may learn from the choice.
+    """
+    return any(row.num_trained or (row.candidate_sets and len(row.segments)) for row in rows)
 
 
 def _task_id(of_group: str | None, graphs: Sequence[Graph]) -> str | None:

@@ -6,12 +6,11 @@ never posted is null.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracestore.graph.messages import request_params
+from tracestore.graph.messages import request_param_spans
 from tracestore.graph.model import CompletionKey, Graph
 from tracestore.shards.row import (
     AgentEntry,
@@ -25,6 +24,7 @@ from tracestore.shards.row import (
     RewardEntry,
 )
 from tracestore.wire.agent import Agent
+from tracestore.wire.base import Raw
 from tracestore.wire.candidate_set import CandidateSet, Treatment
 from tracestore.wire.context_edit import ContextEdit
 from tracestore.wire.reward import Reward
@@ -86,20 +86,18 @@ def header(graphs: Sequence[Graph], episode_ids: Sequence[str], masks: Sequence[
 def _episodes(
     graphs: Sequence[Graph], episode_ids: Sequence[str], masks: Sequence[Masks]
 ) -> tuple[EpisodeEntry, ...]:
-    here = set(episode_ids)
     entries = []
     for number, (graph, episode_id, rules) in enumerate(zip(graphs, episode_ids, masks, strict=True)):
         episode = graph.episode
-        origin = None if episode is None else episode.forked_from_episode_id
         entries.append(
             EpisodeEntry(
                 episode_id=episode_id,
                 status=None if episode is None else episode.status,
                 split=None if episode is None else episode.split,
                 task_id=None if episode is None else episode.task_id,
-                forked_from_episode_id=origin,
+                forked_from_episode_id=None if episode is None else episode.forked_from_episode_id,
                 ordinal=number,
-                in_statistics=rules.of_episode is None and origin not in here,
+                in_statistics=rules.of_episode is None,
             )
         )
     return tuple(entries)
@@ -188,7 +186,10 @@ class _Part:
     def calls(self) -> list[CallEntry]:
         entries = []
         for call_id, call in self._graph.calls.items():
-            params = request_params(call.request)
+            spans = request_param_spans(call.request)
+            params = {
+                name: spans[name].value() for name in ("temperature", "top_p", "top_k") if name in spans
+            }
             link = self._graph.links[call_id]
             entries.append(
                 CallEntry(
@@ -205,7 +206,7 @@ class _Part:
                     temperature=_number(params.get("temperature")),
                     top_p=_number(params.get("top_p")),
                     top_k=_whole(params.get("top_k")),
-                    params=json.dumps(params, sort_keys=True, separators=(",", ":")) if params else None,
+                    params=_as_object(spans) if spans else None,
                     parent_completion=self._completion(link.parent),
                     link=link.how,
                 )
@@ -310,7 +311,7 @@ class _Part:
             set_index = self._places.candidate_set.get((self._number, target.candidate_set_id))
         return RewardEntry(
             reward_id=reward.id,
-            target=_finest(reward),
+            target=target.finest,
             episode=self._number,
             agent=self._agent(target.agent_id),
             call=self._call(target.call_id),
@@ -350,20 +351,6 @@ class _Part:
         ]
 
 
-def _finest(reward: Reward) -> str:
-    """The finest thing the target names."""
-    target = reward.target
-    if target.token_start is not None:
-        return "token"
-    if target.completion is not None:
-        return "completion"
-    if target.call_id is not None:
-        return "call"
-    if target.candidate_set_id is not None:
-        return "candidate"
-    return "episode" if target.agent_id is None else "agent"
-
-
 def _numbered(rewards: Sequence[RewardEntry]) -> list[RewardEntry]:
     """With `seq`, the place among the row's rewards by id."""
     rank = {id(one): n for n, one in enumerate(sorted(rewards, key=lambda r: (r.reward_id, r.episode)))}
@@ -374,9 +361,15 @@ def _numbered(rewards: Sequence[RewardEntry]) -> list[RewardEntry]:
     ]
 
 
+def _as_object(spans: dict[str, Raw]) -> str:
+    """A JSON object of values as they were posted, whatever numbers they hold."""
+    return "{" + ",".join(f'"{name}":{spans[name].decode("utf-8")}' for name in sorted(spans)) + "}"
+
+
 def _number(value: Any) -> float | None:
     """A parameter as a number; what a harness wrote instead of one stands in `params` only."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < 2**63 else None
 
 
 def _whole(value: Any) -> int | None:

@@ -158,10 +158,16 @@ def episode_reason(graph: Graph, spec: Spec) -> Reason | None:
 
 
 def selections_of(graph: Graph) -> Mapping[str, list[CandidateSelection]]:
-    """Selections by candidate set, in order of their ids."""
+    """Selections by candidate set, in order of their ids.
+
+    One that selects a member which its set does not have is left out: what it meant to choose, and so what
+    it rejects, is not known.
+    """
     found: dict[str, list[CandidateSelection]] = defaultdict(list)
     for selection in graph.candidate_selections.values():
-        found[selection.candidate_set_id].append(selection)
+        candidates = graph.candidate_sets.get(selection.candidate_set_id)
+        if candidates is not None and all(index < len(candidates.members) for index in selection.selected):
+            found[selection.candidate_set_id].append(selection)
     return found
 
 

@@ -19,6 +19,8 @@ class PlannedGroup:
 
     group_id: str | None
     episode_ids: tuple[str, ...]
+    ended: bool = False
+    """Whether an end event of the group has come."""
 
     @property
     def order(self) -> tuple[bool, str]:
@@ -43,26 +45,29 @@ def shard_plan(groups: Iterable[PlannedGroup], *, shard_rows: int) -> tuple[Plan
     )
 
 
-def closed_by(group: Group | None, graphs: Sequence[Graph]) -> str | None:
+def closed_by(group: Group | None, graphs: Sequence[Graph], *, ended: bool = False) -> str | None:
     """What closed a group, or None while it is open.
 
     A group is closed by its end event, by as many ended episodes as its declared size, or, when nothing was
-    posted of the group itself or it states neither, once every episode in it has ended. An episode has
-    ended when it has a status or its event is not just a start; one of which only the parts were posted
-    counts as ended, since its harness marks no ends.
+    posted of the group itself or it states neither, once every episode in it has ended. A group posted
+    whole ends only if it says when or why: without that it declares the group. An episode has ended when it
+    has a status or its event is not just a start; one of which only the parts were posted counts as ended,
+    since its harness marks no ends.
+
+    Args:
+        ended: an end event of the group has come; merged with its start it looks like a whole one.
     """
-    ended = sum(has_ended(graph.episode) for graph in graphs)
+    num_ended = sum(has_ended(graph.episode) for graph in graphs)
     if group is not None:
         if group.closed_by is not None:
             return group.closed_by
-        if group.phase == "end" or (group.phase == "whole" and group.ended_at is not None):
+        if ended or group.phase == "end" or (group.phase == "whole" and group.ended_at is not None):
             return "event"
         if group.size is not None:
-            return "size" if ended >= group.size else None
+            return "size" if num_ended >= group.size else None
         if group.phase == "start":
             return None
-        return "event"
-    return "episodes" if ended == len(graphs) else None
+    return "episodes" if num_ended == len(graphs) else None
 
 
 def has_ended(episode: Episode | None) -> bool:

@@ -23,9 +23,12 @@ Inputs = tuple[tuple[int, str], ...]
 
 _INPUT_ROLES = frozenset({"image", "audio", "video", "latent"})
 _PART_TYPES = frozenset(
-    {"image", "image_url", "input_image", "audio", "input_audio", "video", "video_url", "input_video"}
+    {"image", "image_url", "input_image", "computer_screenshot"}
+    | {"audio", "input_audio", "video", "video_url", "input_video"}
+    | {"document", "file", "input_file"}
 )
-_PART_HINT = re.compile(rb"image|audio|video")
+_PART_HINT = re.compile(rb'image|screenshot|audio|video|"document"|"(?:input_)?file"|\\u00[5-7]')
+"""In the bytes of every message with such a part; the last is a letter of its type as a JSON escape."""
 _LAST = 2**31
 
 
@@ -179,7 +182,7 @@ def _declared_inputs(graph: Graph) -> dict[tuple[str, int | None], list[tuple[in
 
 
 class _MediaParts:
-    """Hashes of the images, sounds and videos in the messages of calls; most graphs have none."""
+    """Hashes of the images, sounds, videos and files in the messages of calls; most graphs have none."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph

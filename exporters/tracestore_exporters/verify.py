@@ -1,16 +1,19 @@
 """Store and shards -> findings: is every sampled token in the shards once, as recorded, for the right reason?
 
-"Sampled" is recomputed from the store, "trained" from the shards, and every reason by the rules of
-`expected`; the exporter's counters are compared, not used.
+"Sampled" is recomputed from the store, "trained" from the shards, and every token, logprob, policy and
+reason by the rules of `expected`; the exporter's counters are compared, not used. The tables of a row
+(episodes to rewards and blobs) are transcriptions: the exporter's own `header` is run again on the graphs of
+the store, and every field must be what it says.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,15 +24,17 @@ from tracestore.shards.batch import ContentHash, from_batch
 from tracestore.shards.manifest import Manifest, ShardEntry
 from tracestore.shards.read import Export, open_export
 from tracestore.shards.reasons import Reason, label_of
-from tracestore.shards.row import Row
+from tracestore.shards.row import Row, Sample
 from tracestore.shards.views import BrokenForest, check_forest
 from tracestore.shards.write import file_sha256
-from tracestore.wire.group import Group
 from tracestore_exporters.expected import Expected, expected_of_group
-from tracestore_exporters.export import GroupLike, Source
-from tracestore_exporters.plan import closed_by
+from tracestore_exporters.export import GroupLike, Source, group_info
+from tracestore_exporters.header import header
+from tracestore_exporters.masks import Masks
 from tracestore_exporters.spec import Spec
 
+TABLES = ("episodes", "agents", "calls", "completions", "candidate_sets", "edits", "rewards", "blobs")
+"""Tables of a row that come from the store as they are."""
 MAX_FINDINGS = 1000
 """Findings that are kept; the rest is counted."""
 
@@ -141,6 +146,7 @@ class _Check:
             for ref in store.groups(manifest.project, snapshot=manifest.snapshot)
         }
         self._seen: dict[tuple[str, str], set[int]] = defaultdict(set)
+        self._num_parts: dict[tuple[str, str], set[int]] = defaultdict(set)
         self._placed: dict[tuple[str, str], set[tuple[str, str, int]]] = defaultdict(set)
 
     def row(self, row: Row, *, where: str) -> None:
@@ -153,6 +159,7 @@ class _Check:
             self._report.add("row_doubled", where, f"part {row.part} of {key[1]!r} stands twice")
             return
         self._seen[key].add(row.part)
+        self._num_parts[key].add(row.num_parts)
         try:
             check_forest(row)
         except BrokenForest as error:
@@ -160,60 +167,51 @@ class _Check:
             return
         graphs = self._graphs(self._groups[key])
         expected = expected_of_group(graphs, self._spec)
+        row = self._recorded(row, graphs, self._groups[key], where)
         _RowCheck(row, expected, self._report, where).run(self._placed[key])
         is_last = len(self._seen[key]) == row.num_parts
         if is_last:
-            self._account(graphs, expected, self._placed[key], row, where)
+            self._account(graphs, expected, self._placed[key], where)
+
+    def _recorded(self, row: Row, graphs: Mapping[str, Graph], ref: GroupLike, where: str) -> Row:
+        """The row with the tables that the store gives, each difference from its own a finding."""
+        listed = list(graphs.values())
+        info = group_info(listed, project=self._manifest.project, group=ref)
+        if info is None:
+            self._report.add("group_open", where, "exported before it was closed")
+        else:
+            for name in ("project", "group_id", "task_id", "closed_by"):
+                said, recorded = getattr(row, name), getattr(info, name)
+                if said != recorded:
+                    self._report.add("group_differs", where, f"{name} {said!r}, recorded {recorded!r}")
+        head = header(listed, list(graphs), [Masks(graph, self._spec) for graph in listed], self._spec)
+        tables = {name: getattr(head, name) for name in TABLES}
+        for name, recorded in tables.items():
+            difference = _difference(getattr(row, name), recorded)
+            if difference is not None:
+                self._report.add(f"{name}_differ", where, difference)
+        return replace(row, **tables)
 
     def _account(
         self,
         graphs: Mapping[str, Graph],
         expected: Mapping[tuple[str, str, int], Expected],
         placed: set[tuple[str, str, int]],
-        row: Row,
         where: str,
     ) -> None:
         """Every completion of a group that is in the shards must be in one of its rows."""
-        if closed_by(_group_event(graphs), list(graphs.values())) is None:
-            self._report.add("group_open", where, "exported before it was closed")
-        self._rewards(graphs, row, where)
         for key in expected:
             if key not in placed:
                 self._report.add("completion_missing", where, f"{key[1]}[{key[2]}] is in no segment")
         self._count(graphs, expected)
 
-    def _rewards(self, graphs: Mapping[str, Graph], row: Row, where: str) -> None:
-        """A row carries every reward of its group as recorded: no late one, none lost."""
-        wanted = self._spec.rewards
-        recorded = {
-            (episode_id, one.id, one.name, _bits(one.value), _bits(one.weight))
-            for episode_id, graph in graphs.items()
-            for one in graph.rewards.values()
-            if wanted is None or one.name in wanted
-        }
-        carried = [
-            (
-                row.episodes[one.episode].episode_id,
-                one.reward_id,
-                one.name,
-                _bits(one.value),
-                _bits(one.weight),
-            )
-            for one in row.rewards
-        ]
-        if len(carried) != len(recorded) or set(carried) != recorded:
-            odd = sorted(str(one[:3]) for one in recorded.symmetric_difference(carried)) or [
-                "one stands twice"
-            ]
-            self._report.add("rewards_differ", where, f"{odd[0]} and {len(odd) - 1} more")
-
     def the_rest(self) -> None:
-        """Groups without a row: open, or without anything that trains."""
+        """Groups without a row: open, or without anything to learn from."""
         for key, ref in self._groups.items():
             if key in self._seen:
                 continue
             graphs = self._graphs(ref)
-            if closed_by(_group_event(graphs), list(graphs.values())) is None:
+            if group_info(list(graphs.values()), project=self._manifest.project, group=ref) is None:
                 self._add(_sampled(graphs), Reason.GROUP_OPEN)
                 continue
             expected = expected_of_group(graphs, self._spec)
@@ -221,6 +219,8 @@ class _Check:
                 self._report.add(
                     "group_missing", str(key[1]), "closed, has tokens to train, and is in no shard"
                 )
+            elif expected and any(graph.candidate_sets for graph in graphs.values()):
+                self._report.add("group_missing", str(key[1]), "closed, has candidates, and is in no shard")
             self._count(graphs, expected)
 
     def totals(self) -> None:
@@ -247,9 +247,10 @@ class _Check:
             )
         if not table.holds:
             report.add("conservation", "manifest", "sampled is not trained + excluded")
-        incomplete = {key for key, parts in self._seen.items() if parts != set(range(len(parts)))}
-        for key in sorted(incomplete):
-            report.add("part_missing", str(key[1]), f"only parts {sorted(self._seen[key])}")
+        for key in sorted(self._seen):
+            seen, said = sorted(self._seen[key]), sorted(self._num_parts[key])
+            if len(said) > 1 or seen != list(range(said[0])):
+                report.add("part_missing", str(key[1]), f"only parts {seen} of {' or '.join(map(str, said))}")
 
     def _count(self, graphs: Mapping[str, Graph], expected: Mapping[tuple[str, str, int], Expected]) -> None:
         for one in expected.values():
@@ -288,12 +289,15 @@ class _RowCheck:
         self._parents = row.segments.parent.tolist()
         self._starts = row.segments.start.tolist()
         self._lengths = row.segments.length.tolist()
+        self._policy = [(run.name, run.version) for run in row.policy_runs]
+        self._run_at = np.full(len(row.token_ids), -1, dtype=np.int64)
         self._pieces: dict[int, list[int]] = defaultdict(list)
         for segment, completion in enumerate(row.segments.completion.tolist()):
             if completion >= 0:
                 self._pieces[completion].append(segment)
 
     def run(self, placed: set[tuple[str, str, int]]) -> None:
+        self._policies()
         self._unsampled()
         for completion, pieces in self._pieces.items():
             key = self._key(completion)
@@ -308,7 +312,7 @@ class _RowCheck:
 
     def _key(self, completion: int) -> tuple[str, str, int] | None:
         row = self._row
-        if completion >= len(row.completions):
+        if not 0 <= completion < len(row.completions):
             return None
         entry = row.completions[completion]
         call = row.calls[entry.call]
@@ -316,6 +320,14 @@ class _RowCheck:
 
     def _add(self, name: str, detail: str) -> None:
         self._report.add(name, self._where, detail)
+
+    def _policies(self) -> None:
+        """Places the policy runs on the token axis: each inside it, and none over another."""
+        for number, run in enumerate(self._row.policy_runs):
+            covered = self._run_at[max(run.start, 0) : max(run.start + run.length, 0)]
+            if run.start < 0 or len(covered) != run.length or (covered >= 0).any():
+                self._add("policy_differs", f"{run} overlaps another or the end of the tokens")
+            covered[:] = number
 
     def _unsampled(self) -> None:
         sampled = np.repeat(self._row.segments.completion >= 0, self._row.segments.length)
@@ -327,6 +339,8 @@ class _RowCheck:
             self._add("reason_differs", "a sampled token is marked as not sampled")
         if self._row.has_logprob[~sampled].any():
             self._add("logprob_differs", "a token that nothing sampled has a logprob")
+        if (self._run_at[~sampled] >= 0).any():
+            self._add("policy_differs", "a token that nothing sampled has a policy")
 
     def _completion(self, key: tuple[str, str, int], pieces: Sequence[int]) -> None:
         """The pieces of one completion, one below the other, against its record."""
@@ -348,6 +362,10 @@ class _RowCheck:
             or values[has].tobytes() != record.logprobs[has].tobytes()
         ):
             self._add("logprob_differs", f"{name}: logprobs are not those recorded")
+        said = [None if run < 0 else self._policy[run] for run in self._run_at[at].tolist()]
+        if said != record.policies:
+            first = next(pair for pair in zip(said, record.policies, strict=True) if pair[0] != pair[1])
+            self._add("policy_differs", f"{name}: sampled by {first[0]}, recorded {first[1]}")
         self._context(name, record, pieces[0])
 
     def _context(self, name: str, record: Expected, first: int) -> None:
@@ -387,6 +405,8 @@ class _RowCheck:
                 self._add("sample_broken", f"sample {sample.sample_id} misses one of its completions")
             if not sample.completions or path[-1] not in self._pieces.get(sample.completions[-1], ()):
                 self._add("sample_broken", f"sample {sample.sample_id} does not end with its last completion")
+            else:
+                self._named(sample)
             new = [c for c in sample.completions if c not in owned]
             owned.update(new)
             counts = sum(self._lengths[s] for s in path), sum(trained.get(c, 0) for c in new)
@@ -396,8 +416,19 @@ class _RowCheck:
             if completion not in owned:
                 self._add(
                     "sample_missing",
-                    f"no sample holds {row.completions[completion]} ({len(pieces)} segments)",
+                    f"no sample holds {self._key(completion)} ({len(pieces)} segments)",
                 )
+
+    def _named(self, sample: Sample) -> None:
+        """A sample is called after its last completion, and is of that one's episode and agent."""
+        if self._key(sample.completions[-1]) is None:
+            return
+        completion = self._row.completions[sample.completions[-1]]
+        call = self._row.calls[completion.call]
+        said = sample.sample_id, sample.episode, sample.agent
+        recorded = f"{call.call_id}:{completion.index}", call.episode, call.agent
+        if said != recorded:
+            self._add("sample_differs", f"id, episode and agent {said}, recorded {recorded}")
 
     def _trained(self, pieces: Sequence[int]) -> int:
         return sum(
@@ -415,18 +446,30 @@ def _first(found: np.ndarray, recorded: np.ndarray, say: object = None) -> str:
     return f"{len(found)} tokens, recorded {len(recorded)}"
 
 
-def _bits(value: float | None) -> bytes | None:
-    """A number to the bit: NaN equals itself here."""
-    return None if value is None else np.float64(value).tobytes()
+def _difference(found: Sequence[Any], recorded: Sequence[Any]) -> str | None:
+    """The first field in which the entries of a table differ from those recorded, in words."""
+    for index, (one, other) in enumerate(zip(found, recorded, strict=False)):
+        for name in (part.name for part in fields(other)):
+            said, true = getattr(one, name), getattr(other, name)
+            if _exact(said) != _exact(true):
+                return f"entry {index}: {name} {said!r}, recorded {true!r}"
+    return None if len(found) == len(recorded) else f"{len(found)} entries, recorded {len(recorded)}"
+
+
+def _exact(value: Any) -> Any:
+    """For comparison: a float to the bit (NaN equals itself, -0 is not 0), entries inside field by field."""
+    if isinstance(value, float):
+        return np.float64(value).tobytes()
+    if isinstance(value, tuple):
+        return tuple(map(_exact, value))
+    if is_dataclass(value):
+        return tuple(_exact(getattr(value, part.name)) for part in fields(value))
+    return value
 
 
 def _group_key(group_id: str | None, episode_ids: Sequence[str]) -> tuple[str, str]:
     """A group, or an episode on its own."""
     return ("group", group_id) if group_id is not None else ("episode", next(iter(episode_ids), ""))
-
-
-def _group_event(graphs: Mapping[str, Graph]) -> Group | None:
-    return next((graph.group for graph in graphs.values() if graph.group is not None), None)
 
 
 def _sampled(graphs: Mapping[str, Graph]) -> int:

@@ -17,6 +17,7 @@ from tracestore.wire.group import Group
 class MemoryGroup:
     group_id: str | None
     episode_ids: tuple[str, ...]
+    ended: bool = False
 
 
 class MemorySource:
@@ -38,7 +39,9 @@ class MemorySource:
         for episode_id in self._by_episode:
             members[self._group_of(episode_id)].append(episode_id)
         alone = [MemoryGroup(None, (episode_id,)) for episode_id in members.pop(None, [])]
-        return [MemoryGroup(group_id, tuple(ids)) for group_id, ids in members.items()] + alone
+        ended = {event.id for event in self._events if isinstance(event, Group) and event.phase == "end"}
+        grouped = [MemoryGroup(id_, tuple(ids), ended=id_ in ended) for id_, ids in members.items()]
+        return grouped + alone
 
     def load_graph(self, project: str, episode_id: str, *, snapshot: int | None = None) -> Graph:
         group_id = self._group_of(episode_id)

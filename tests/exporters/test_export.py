@@ -13,6 +13,7 @@ from tracestore.shards.manifest import read_manifest
 from tracestore.wire.events import AnyEvent
 from tracestore_exporters.export import NotEmpty, export
 from tracestore_exporters.spec import Spec
+from tracestore_exporters.verify import verify_export
 
 
 def episode(name: str, *, group_id: str | None = "g", status: str | None = "ok") -> list[AnyEvent]:
@@ -49,7 +50,7 @@ def test_one_row_holds_one_group(tmp_path: Path) -> None:
     assert (first.group_id, [e.episode_id for e in first.episodes], first.closed_by) == (
         "g",
         ["e1", "e2"],
-        "event",
+        "episodes",
     )
     assert (second.group_id, second.closed_by) == (None, "episodes")
     assert (manifest.groups, manifest.rows, manifest.samples) == (2, 2, 3)
@@ -62,6 +63,63 @@ def test_open_groups_wait_and_are_counted(tmp_path: Path) -> None:
     assert manifest.conservation.excluded == {"group_open": 4}
     assert (manifest.conservation.sampled_tokens, manifest.conservation.trained_tokens) == (6, 2)
     assert [row.group_id for row in rows_of(tmp_path / "out")] == [None]
+
+
+def test_a_group_that_ended_short_of_its_size_is_exported_from_the_snapshot_of_its_end_on(
+    tmp_path: Path,
+) -> None:
+    started = make.group("g", size=4, phase="start")
+    with stored(tmp_path, [started, *episode("e1"), *episode("e2"), *episode("e3")]) as store:
+        before = store.snapshot("p")
+        store.ingest("p", [make.posted(make.group("g", phase="end"))])
+        export(store, "p", tmp_path / "out", Spec())
+        assert export(store, "p", tmp_path / "open", Spec(), snapshot=before).rows == 0
+        assert verify_export(store, "p", tmp_path / "out").findings == []
+        assert verify_export(store, "p", tmp_path / "open").findings == []
+    (row,) = rows_of(tmp_path / "out")
+    assert (row.closed_by, len(row.episodes)) == ("event", 3)
+
+
+def test_a_group_whose_last_episode_runs_is_not_exported(tmp_path: Path) -> None:
+    events = [make.group("g"), *episode("e1"), *episode("e2", status=None)]
+    manifest = export(MemorySource(events), "p", tmp_path / "out", Spec())
+    assert manifest.conservation.excluded == {"group_open": 4}
+
+
+def candidates_of(name: str) -> list[AnyEvent]:
+    """An episode out of the statistics, of whose two candidates one was chosen."""
+    return [
+        make.episode(name, status="infra_error"),
+        make.call(
+            f"{name}c",
+            None,
+            make.answer(None, ids=[4, 5]),
+            make.answer(None, ids=[6]),
+            prompt_ids=[1],
+            episode=name,
+        ),
+        make.candidate_set("set", make.member(f"{name}c", 0), make.member(f"{name}c", 1), episode=name),
+        make.selection("s", "set", 0, episode=name, treatment="exclude"),
+    ]
+
+
+def test_rejected_candidates_stay_in_the_shard_even_where_nothing_trains(tmp_path: Path) -> None:
+    source = MemorySource(candidates_of("e"))
+    manifest = export(source, "p", tmp_path / "out", Spec())
+    (row,) = rows_of(tmp_path / "out")
+    assert (row.num_trained, len(row.candidate_sets), row.token_ids.tolist()) == (0, 1, [1, 4, 5, 6])
+    assert manifest.conservation.excluded == {"infra_error": 3}
+    assert manifest.notes == ("3 of 3 sampled tokens are excluded as infra_error",)
+    assert verify_export(source, "p", tmp_path / "out").findings == []
+
+
+def test_candidates_without_token_ids_make_no_row(tmp_path: Path) -> None:
+    events = [
+        make.episode("e"),
+        make.call("c", [make.user("u")], "only text", episode="e"),
+        make.candidate_set("set", make.member("c"), episode="e"),
+    ]
+    assert export(MemorySource(events), "p", tmp_path / "out", Spec()).rows == 0
 
 
 def test_a_group_in_which_nothing_trains_is_counted_and_makes_no_row(tmp_path: Path) -> None:

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import factories as make
+from tests.exporters.memory import MemorySource
 from tests.exporters.planned import planned, reasons, whole_reason
 from tracestore.shards.row import Row
 from tracestore.wire.arrays import Logprobs
+from tracestore.wire.base import Raw
 from tracestore.wire.call import Policy, Usage
 from tracestore.wire.completion import CompletionBody, VersionRun
 from tracestore.wire.events import AnyEvent
+from tracestore_exporters.export import export
 from tracestore_exporters.masks import usable_logprobs
 from tracestore_exporters.spec import Spec
+from tracestore_exporters.verify import verify_export
 
 
 def one_call(
@@ -324,6 +329,20 @@ def test_a_selection_of_nobody_rejects_all() -> None:
     assert planned(candidates(), spec=Spec(candidates="exclude")).num_trained == 0
 
 
+def test_a_selection_of_a_member_that_the_set_lacks_rejects_nobody() -> None:
+    row = planned(candidates(3, treatment="exclude"), spec=Spec(candidates="exclude"))
+    assert row.num_trained == 3
+    assert [m.selected for m in row.candidate_sets[0].members] == [None] * 3
+    assert planned(candidates(1, 7, treatment="exclude")).candidate_sets[0].treatment == "shared"
+
+
+def test_several_selections_each_choose_and_the_last_names_the_treatment() -> None:
+    more = make.selection("s2", "set1", 2, treatment="exclude")
+    row = planned([*candidates(1, treatment="shared"), more])
+    assert reasons(row) == {"p0": ["candidate_excluded"], "p1": ["trained"], "p2": ["trained"]}
+    assert [m.selected for m in row.candidate_sets[0].members] == [False, True, True]
+
+
 def test_a_candidate_that_is_an_agent_takes_the_agents_below_it_along() -> None:
     events = [
         make.agent("main"),
@@ -367,8 +386,35 @@ def test_an_image_that_no_blob_places_keeps_the_sample_out() -> None:
     assert whole_reason(planned([call, placed]), "c") == "trained"
 
 
-def test_a_text_that_only_speaks_of_images_is_text() -> None:
-    call = make.call("c", [make.user('{"type": "image_url"}')], make.answer("a", ids=[4]), prompt_ids=[1])
+@pytest.mark.parametrize(
+    "message",
+    [
+        '{"role": "user", "content": [{"type": "document", "source": {"type": "base64", "data": "JV"}}]}',
+        '{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}',
+        '{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}',
+        '{"type": "computer_call_output", "output": {"type": "computer_screenshot", "file_id": "f"}}',
+        r'{"role": "user", "content": [{"type": "im\u0061ge", "source": {"url": "data:x"}}]}',
+        r'{"role": "user", "content": [{"type": "f\u0069le", "file": {"file_id": "f"}}]}',
+    ],
+)
+def test_files_screenshots_and_escaped_part_types_are_media_too(message: str, tmp_path: Path) -> None:
+    dialect = "openai_responses" if "computer" in message else "openai_chat"
+    field = "input" if "computer" in message else "messages"
+    request = Raw(f'{{"model": "m", "{field}": [{message}]}}'.encode())
+    call = make.call("c", request, make.answer("a", ids=[4]), prompt_ids=[1, 7], dialect=dialect)
+    assert whole_reason(planned([call]), "c") == "image_not_carried"
+    source = MemorySource([call, *one_trained("other")])
+    export(source, "p", tmp_path / "out", Spec())
+    assert verify_export(source, "p", tmp_path / "out").findings == []
+
+
+def one_trained(name: str) -> list[AnyEvent]:
+    return [make.call(name, None, make.answer(None, ids=[4]), prompt_ids=[1])]
+
+
+@pytest.mark.parametrize("text", ['{"type": "image_url"}', '{"type": "file"}', "\u00e4 \u0001 file"])
+def test_a_text_that_only_speaks_of_media_is_text(text: str) -> None:
+    call = make.call("c", [make.user(text)], make.answer("a", ids=[4]), prompt_ids=[1])
     assert whole_reason(planned([call]), "c") == "trained"
 
 

@@ -21,7 +21,7 @@ def running(number: int) -> Graph:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({}, "event"),
+        ({}, "episodes"),
         ({"phase": "end"}, "event"),
         ({"closed_by": "timeout"}, "timeout"),
         ({"phase": "end", "closed_by": "size"}, "size"),
@@ -37,6 +37,24 @@ def test_a_group_is_closed_by_its_end_its_size_or_a_timeout(
     fields: dict[str, Any], expected: str | None
 ) -> None:
     assert closed_by(make.group("g", **fields), [ended(0), ended(1)]) == expected
+
+
+@pytest.mark.parametrize(
+    ("episodes", "expected"), [((ended(0), running(1)), None), ((ended(0), ended(1)), "episodes")]
+)
+def test_a_group_posted_whole_that_says_neither_its_size_nor_its_end_waits_for_its_episodes(
+    episodes: tuple[Graph, ...], expected: str | None
+) -> None:
+    assert closed_by(make.group("g"), episodes) == expected
+
+
+def test_an_end_event_closes_a_group_of_any_size_although_its_halves_merge_into_a_whole() -> None:
+    halves = [make.group("g", size=4, phase="start"), make.group("g", phase="end")]
+    merged = build([*halves, make.episode("e0", group_id="g")]).group
+    assert merged is not None
+    assert merged.phase == "whole"
+    assert closed_by(merged, [ended(0)], ended=True) == "event"
+    assert closed_by(merged, [ended(0)]) is None
 
 
 def test_only_ended_episodes_count_towards_the_size() -> None:

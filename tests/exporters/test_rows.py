@@ -114,7 +114,7 @@ def test_rewards_keep_their_finest_target() -> None:
         ("agent", 0, None, None, None, None),
         ("call", None, 0, None, None, None),
         ("completion", None, 0, 0, None, None),
-        ("token", None, 0, 0, None, None),
+        ("tokens", None, 0, 0, None, None),
         ("candidate", None, None, None, 0, 0),
         ("call", None, None, None, None, None),
         ("episode", None, None, None, None, None),
@@ -168,6 +168,18 @@ def test_calls_carry_what_the_trainer_divides_logits_by() -> None:
     assert (call.temperature, call.top_p, call.top_k, call.logprobs_are) == (1.0, 0.9, 40, "processed")
     assert call.params == '{"max_tokens":7,"temperature":1,"top_k":40,"top_p":0.9}'
     assert (call.policy_name, call.policy_version, call.model) == ("policy", 1, "m")
+
+
+def test_parameters_no_column_holds_are_carried_as_they_were_posted() -> None:
+    many = b"9" * 5000
+    request = make.Raw(b'{"top_k":%b,"temperature":%b,"top_p":1e400,"seed":-0}' % (many, b"9" * 400))
+    (call,) = planned([make.call("c", request, make.answer("a", ids=[4]), prompt_ids=[1])]).calls
+    assert (call.temperature, call.top_p, call.top_k) == (None, None, None)
+    assert call.params is not None
+    assert make.Raw(call.params.encode()) == b'{"seed":-0,"temperature":%b,"top_k":%b,"top_p":1e400}' % (
+        b"9" * 400,
+        many,
+    )
 
 
 def test_an_edit_names_calls_and_completions_of_the_row() -> None:

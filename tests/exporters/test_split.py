@@ -237,7 +237,7 @@ def test_a_forked_episode_copies_its_history_unsampled() -> None:
     row = planned(origin, fork)
     assert row.num_trained == 2
     assert causes(row) == {"a:0": "root", "b:0": "fork"}
-    assert [(e.episode_id, e.in_statistics) for e in row.episodes] == [("e1", True), ("e2", False)]
+    assert [(e.episode_id, e.in_statistics) for e in row.episodes] == [("e1", True), ("e2", True)]
 
 
 def test_a_memory_rewritten_each_turn_makes_a_sample_each_turn() -> None:

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from tracestore.shards.manifest import read_manifest, write_manifest
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row, Segments
 from tracestore.store.store import Store
+from tracestore.wire.base import Raw
+from tracestore.wire.completion import VersionRun
+from tracestore.wire.events import AnyEvent
 from tracestore_exporters.export import export
 from tracestore_exporters.spec import Spec
 from tracestore_exporters.verify import verify_export
@@ -193,6 +197,165 @@ def test_each_forgery_is_named_although_every_hash_fits(
 ) -> None:
     rewritten(out, [forge(only_row(out))])
     assert finding in names(store, out)
+
+
+def group_of_two(name: str) -> list[AnyEvent]:
+    """One of two attempts: two candidates of which one is chosen, a reward, and a blob."""
+    call = make.call(
+        f"{name}c",
+        Raw(b'{"messages": [], "temperature": 0.5}'),
+        make.answer(None, ids=[4, 5], versions=[VersionRun(start=0, name="pi", version=3)]),
+        make.answer(None, ids=[6]),
+        prompt_ids=[1],
+        episode=name,
+        agent=f"{name}a",
+        logprobs_are="raw",
+    )
+    members = make.member(f"{name}c", 0), make.member(f"{name}c", 1, score=0.25)
+    return [
+        make.episode(name, group_id="g", status="ok", split="train", task_id="t"),
+        call,
+        make.candidate_set(f"{name}set", *members, episode=name, agent=f"{name}a"),
+        make.selection(f"{name}sel", f"{name}set", 0, episode=name, treatment="negative"),
+        make.reward(f"{name}r", 1.0, episode=name, call_id=f"{name}c", completion=0),
+        make.blob(f"{name}b", episode=name, call_id=f"{name}c", role="routed_experts"),
+        make.compaction(f"{name}x", episode=name, agent=f"{name}a"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> tuple[MemorySource, Path]:
+    """Two episodes of every table, in one row."""
+    out = tmp_path_factory.mktemp("tables") / "out"
+    source = MemorySource([*group_of_two("e1"), *group_of_two("e2")])
+    export(source, "p", out, Spec())
+    assert verify_export(source, "p", out).findings == []
+    return source, out
+
+
+def first(entries: tuple[Any, ...], **fields: Any) -> tuple[Any, ...]:
+    """A table with its first entry changed."""
+    return (replace(entries[0], **fields), *entries[1:])
+
+
+def member_chosen(row: Row) -> Row:
+    members = first(row.candidate_sets[0].members, selected=False)
+    return changed(row, candidate_sets=first(row.candidate_sets, members=members))
+
+
+TABLE_FORGERIES: dict[str, tuple[Callable[[Row], Row], str]] = {
+    "sample of another episode": (
+        lambda row: changed(row, samples=first(row.samples, episode=1)),
+        "sample_differs",
+    ),
+    "sample of another agent": (
+        lambda row: changed(row, samples=first(row.samples, agent=1)),
+        "sample_differs",
+    ),
+    "sample of another name": (
+        lambda row: changed(row, samples=first(row.samples, sample_id="x:0")),
+        "sample_differs",
+    ),
+    "out of the statistics": (
+        lambda row: changed(row, episodes=first(row.episodes, in_statistics=False)),
+        "episodes_differ",
+    ),
+    "another status": (
+        lambda row: changed(row, episodes=first(row.episodes, status="failed")),
+        "episodes_differ",
+    ),
+    "another split": (
+        lambda row: changed(row, episodes=first(row.episodes, split="eval")),
+        "episodes_differ",
+    ),
+    "another origin": (
+        lambda row: changed(row, episodes=first(row.episodes, forked_from_episode_id="e2")),
+        "episodes_differ",
+    ),
+    "frozen agent": (lambda row: changed(row, agents=first(row.agents, trainable=False)), "agents_differ"),
+    "dropped agent": (lambda row: changed(row, agents=row.agents[:1]), "agents_differ"),
+    "another temperature": (
+        lambda row: changed(row, calls=first(row.calls, temperature=1.0)),
+        "calls_differ",
+    ),
+    "other logprobs": (
+        lambda row: changed(row, calls=first(row.calls, logprobs_are="processed")),
+        "calls_differ",
+    ),
+    "call of another episode": (lambda row: changed(row, calls=first(row.calls, episode=1)), "calls_differ"),
+    "dropped call": (lambda row: changed(row, calls=row.calls[:1]), "calls_differ"),
+    "partial completion": (
+        lambda row: changed(row, completions=first(row.completions, partial=True)),
+        "completions_differ",
+    ),
+    "completion of no call": (
+        lambda row: changed(row, completions=first(row.completions, call=9)),
+        "completions_differ",
+    ),
+    "dropped set": (lambda row: changed(row, candidate_sets=()), "candidate_sets_differ"),
+    "another treatment": (
+        lambda row: changed(row, candidate_sets=first(row.candidate_sets, treatment="exclude")),
+        "candidate_sets_differ",
+    ),
+    "another choice": (member_chosen, "candidate_sets_differ"),
+    "edit of another author": (lambda row: changed(row, edits=first(row.edits, author="x")), "edits_differ"),
+    "reward of another episode": (
+        lambda row: changed(row, rewards=first(row.rewards, episode=1)),
+        "rewards_differ",
+    ),
+    "reward of another target": (
+        lambda row: changed(row, rewards=first(row.rewards, target="episode")),
+        "rewards_differ",
+    ),
+    "reward of another completion": (
+        lambda row: changed(row, rewards=first(row.rewards, completion=1)),
+        "rewards_differ",
+    ),
+    "another blob": (lambda row: changed(row, blobs=first(row.blobs, hash="x")), "blobs_differ"),
+    "another version": (
+        lambda row: changed(row, policy_runs=first(row.policy_runs, version=4)),
+        "policy_differs",
+    ),
+    "dropped run": (lambda row: changed(row, policy_runs=row.policy_runs[1:]), "policy_differs"),
+    "run over the prompt": (
+        lambda row: changed(row, policy_runs=first(row.policy_runs, start=0)),
+        "policy_differs",
+    ),
+    "run past the end": (
+        lambda row: changed(row, policy_runs=first(row.policy_runs, length=99)),
+        "policy_differs",
+    ),
+    "doubled run": (
+        lambda row: changed(row, policy_runs=(*row.policy_runs, row.policy_runs[0])),
+        "policy_differs",
+    ),
+    "another task": (lambda row: changed(row, task_id="u"), "group_differs"),
+    "closed by a timeout": (lambda row: changed(row, closed_by="timeout"), "group_differs"),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_FORGERIES)
+def test_each_changed_field_of_a_table_is_named(
+    tables: tuple[MemorySource, Path], tmp_path: Path, name: str
+) -> None:
+    source, exported = tables
+    forge, finding = TABLE_FORGERIES[name]
+    out = Path(shutil.copytree(exported, tmp_path / "out"))
+    rewritten(out, [forge(only_row(out))])
+    assert {one.name for one in verify_export(source, "p", out).findings} == {finding}
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_part_is_named_whether_it_is_the_first_or_the_last(tmp_path: Path, lost: int) -> None:
+    source, out = MemorySource([*group_of_two("e1"), *group_of_two("e2")]), tmp_path / "out"
+    export(source, "p", out, Spec(max_row_bytes=40))
+    parts = rows_of(out)
+    assert [(row.part, row.num_parts) for row in parts] == [(0, 2), (1, 2)]
+    assert verify_export(source, "p", out).findings == []
+    rewritten(out, [parts[1 - lost]])
+    assert ("part_missing", f"only parts [{1 - lost}] of 2") in {
+        (finding.name, finding.detail) for finding in verify_export(source, "p", out).findings
+    }
 
 
 def test_a_flipped_mask_bit_breaks_the_conservation_table_too(store: Store, out: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.exporters.memory import MemorySource
 from tests.exporters.trees import Tree, trees
-from tests.factories import posted
+from tests.factories import answer, call, completion, posted, user
 from tests.strategies import Recording, recordings
 from tracestore.shards.manifest import Manifest
 from tracestore.shards.read import open_export
@@ -71,6 +71,20 @@ def check(manifest: Manifest, out: Path, sampled: int) -> None:
         assert set(times.values()) <= {1}
         assert (row.reason[list(times)] == Reason.TRAINED).all()
     assert masked == trained == table.trained_tokens
+
+
+def test_what_follows_a_completion_whose_call_has_not_come_is_excluded_by_name(
+    store: Store, folder: Path
+) -> None:
+    """1 token of c1, whose prompt ids follow a call that is not there, and the 1 early token itself."""
+    name = f"p{next(_numbers)}"
+    child = call("c1", [user("v")], answer("b", ids=[4]), parent="c0", prompt_ids_delta=[3], status="ok")
+    events = [child, completion("c0", 0, answer("a", ids=[2]))]
+    store.ingest(name, [posted(event) for event in events])
+    manifest = export(store, name, folder / name, Spec())
+    check(manifest, folder / name, 2)
+    assert manifest.conservation.excluded == {"ids_incomplete": 1, "call_incomplete": 1}
+    assert verify_export(store, name, folder / name).findings == []
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -23,6 +23,8 @@ MANIFEST_NAME = "manifest.json"
 class NotAnExport(TracestoreError):
     """The folder holds no finished export."""
 
+    exit_code = 2
+
 
 class ManifestCorrupt(TracestoreError):
     """The manifest is damaged."""
@@ -133,6 +135,20 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         os.close(descriptor)
 
 
+def require_manifest(folder: Path) -> Path:
+    """The path of the manifest of an export.
+
+    Raises:
+        NotAnExport: there is none.
+    """
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        raise NotAnExport(
+            path=str(folder), hint="a manifest is written last: export again into an empty folder"
+        )
+    return path
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of an export, checked against its own hash and this version's schema.
 
@@ -141,11 +157,7 @@ def read_manifest(folder: Path) -> Manifest:
         ManifestCorrupt: it does not parse, or its content is not what its hash says.
         OtherSchema: the shards have another schema version or other fields.
     """
-    path = folder / MANIFEST_NAME
-    if not path.is_file():
-        raise NotAnExport(
-            path=str(folder), hint="a manifest is written last: export again into an empty folder"
-        )
+    path = require_manifest(folder)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         body = value["manifest"]

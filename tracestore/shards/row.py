@@ -40,8 +40,8 @@ class EpisodeEntry:
     ordinal: int
     """Place in the group, by episode id."""
     in_statistics: bool
-    """False: leaves the group statistics (infra_error, excluded by the spec, or a fork of another episode
-    here)."""
+    """False: leaves the group statistics (infra_error, or excluded by the spec). A fork stays in; whom it is
+    compared with is told by `forked_from_episode_id`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class EditEntry:
 class RewardEntry:
     reward_id: str
     target: str
-    """The finest thing named: token, completion, call, candidate, agent, episode."""
+    """The finest thing named: tokens, completion, candidate, call, agent, episode."""
     episode: int
     agent: int | None
     call: int | None
@@ -226,7 +226,8 @@ class Row:
     part: int
     num_parts: int
     closed_by: str | None
-    """event, size, timeout, or episodes (no group event: all its episodes have ended)."""
+    """event, size, timeout, or episodes (the group states no end and no size: all its episodes have
+    ended)."""
     token_ids: np.ndarray
     """int32 [T]."""
     logprobs: np.ndarray | None

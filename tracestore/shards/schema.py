@@ -56,7 +56,7 @@ _EPISODE = _rows(
     _must(
         "in_statistics",
         BOOL,
-        "false: leaves the group statistics (infra error, excluded, fork of another here)",
+        "false: leaves the group statistics (infra error, or excluded by the spec)",
     ),
 )
 _AGENT = _rows(
@@ -152,7 +152,7 @@ _EDIT = _rows(
 )
 _REWARD = _rows(
     _must("reward_id", TEXT, "the client's id"),
-    _must("target", TEXT, "token, completion, call, candidate, agent, episode"),
+    _must("target", TEXT, "tokens, completion, candidate, call, agent, episode"),
     _must("episode", I32, "index into episodes"),
     _field("agent", I32, "index into agents"),
     _field("call", I32, "index into calls"),
