@@ -39,7 +39,10 @@ def differences(found: Catalogue, declared: Catalogue) -> list[str]:
 
 def _sqlite(connection: Connection) -> Iterator[tuple[str, str]]:
     rows = connection.execute(
-        text("SELECT type, tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")
+        text(
+            "SELECT type, tbl_name, sql FROM sqlite_master"
+            " WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite!_%' ESCAPE '!' ORDER BY name"
+        )
     )
     for kind, name, sql in rows:
         if kind == "table":

@@ -72,9 +72,12 @@ def check(engine: Engine) -> list[str]:
 def _declared(engine: Engine) -> Catalogue:
     """The catalogue of the declared schema, made on the same kind of database."""
     if engine.dialect.name == "sqlite":
-        with sa.create_engine("sqlite://").begin() as connection:
+        in_memory = sa.create_engine("sqlite://")
+        with in_memory.begin() as connection:
             schema.create(connection)
-            return read_catalogue(connection)
+            found = read_catalogue(connection)
+        in_memory.dispose()
+        return found
     return _declared_on_postgresql(engine)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.factories import agent, assistant, call, subagent, system, tool_use, user
+from tests.factories import agent, assistant, call, completion, subagent, system, tool_use, user
 from tracestore.graph.agents import Spawn, agent_tree, calls_in_order
 from tracestore.graph.build import build
 
@@ -28,6 +28,12 @@ def test_children_stand_under_the_call_that_spawned_them_in_its_order() -> None:
     assert tree["late"].spawn == Spawn("c1", 0, "t2")
     assert tree["main"].spawn is None
     assert not any(node.is_orphan for node in tree.values())
+
+
+def test_calls_without_ordinals_stand_after_a_completion_whose_call_has_not_come() -> None:
+    second = call("a1", [user("u"), assistant("y"), user("v")], agent="main")
+    graph = build([completion("gone", 0, "x"), call("b0", [user("u")], "y", parent="gone"), second])
+    assert [one.id for one in calls_in_order(graph, "main")] == ["b0", "a1"]
 
 
 def test_an_agent_whose_parent_never_came_is_an_orphan_and_a_root() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from tests.factories import answer, assistant, call, raw, system, user
+from tests.factories import answer, assistant, call, completion, raw, system, user
 from tests.strategies import Recording, recordings
 from tracestore.graph.build import build
 from tracestore.graph.context import answer_in_context, authors_on_path, context
@@ -54,6 +54,14 @@ def test_a_whole_context_that_echoes_an_answer_shows_its_own_bytes_and_the_autho
     echo = Raw(b'{"content":"a","role":"assistant","refusal":null}')
     graph = build([call("c0", [S, U], "a"), call("c1", [S, U, echo, U])])
     assert [(m.raw, m.author) for m in context(graph, "c1")][2] == (echo, ("c0", 0))
+
+
+def test_a_context_after_a_completion_whose_call_has_not_come_is_read_without_its_author() -> None:
+    graph = build([completion("c0", 0, "a"), call("c1", [S, U, assistant("a"), U], parent="c0")])
+    assert [m.author for m in context(graph, "c1")] == [None] * 4
+    assert authors_on_path(graph, "c1") == {}
+    [said] = answer_in_context(graph, ("c0", 0))
+    assert (said.raw, said.node, said.author) == (raw(assistant("a")), None, ("c0", 0))
 
 
 def test_a_pending_call_shows_its_own_messages_without_a_place() -> None:

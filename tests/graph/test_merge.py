@@ -11,6 +11,7 @@ from tests.strategies import episodes, phased
 from tracestore.graph.merge import FieldConflict, merge, merge_phases
 from tracestore.wire.arrays import TokenIds
 from tracestore.wire.base import PhasedEvent, Raw
+from tracestore.wire.call import Usage
 from tracestore.wire.events import AnyEvent
 
 
@@ -52,16 +53,45 @@ def test_a_conflict_shows_no_more_than_the_beginning_of_long_values() -> None:
     assert error.value.values["first"] == '"' + ("start" * 100)[:76] + "..."
 
 
-def test_opaque_fields_agree_by_value_and_the_choice_of_spelling_ignores_the_order() -> None:
+@pytest.mark.parametrize("order", [1, -1])
+def test_opaque_fields_named_twice_agree_byte_for_byte(order: int) -> None:
     start = tool_call(phase="start", result=Raw(b'{"a": 1, "b": 2}'))
-    end = tool_call(phase="end", result=Raw(b'{"b":2,"a":1.0}'))
-    assert merge_phases([start, end]) == merge_phases([end, start])
+    other = tool_call(phase="end", result=Raw(b'{"b":2,"a":1.0}'))
+    same = tool_call(phase="end", result=Raw(b'{"a": 1, "b": 2}'), exit_status=0)
+    with pytest.raises(FieldConflict, match="field='result'"):
+        merge_phases([start, other][::order])
+    assert merge_phases([start, same][::order]).result == b'{"a": 1, "b": 2}'
 
 
 def test_a_null_says_nothing_and_agrees_with_everything() -> None:
     start = episode(phase="start").model_copy(update={"status": None})
     start.model_fields_set.add("status")
     assert merge_phases([start, episode(phase="end", status="ok")]) == episode(status="ok")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_null_inside_a_nested_object_agrees_with_everything(order: int) -> None:
+    first = call(phase="start", usage=Usage(prompt_tokens=3, cached_tokens=None))
+    second = call(phase="end", usage=Usage(prompt_tokens=3, completion_tokens=1))
+    usage = merge_phases([first, second][::order]).usage
+    assert usage == Usage(prompt_tokens=3, completion_tokens=1)
+    assert usage.model_fields_set == {"prompt_tokens", "cached_tokens", "completion_tokens"}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_completions_of_both_halves_are_merged_one_by_one(order: int) -> None:
+    first = call(phase="start").model_copy(update={"completions": (answer("a", finish_reason=None),)})
+    second = call(phase="end").model_copy(update={"completions": (answer(None, ids=[1]),)})
+    (body,) = merge_phases([first, second][::order]).completions or ()
+    assert body == answer("a", ids=[1])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_completions_of_both_halves_that_differ_are_a_conflict(order: int) -> None:
+    first = call("c", (), answer("a", ids=[1, 2], logprobs=()), phase="start")
+    second = call("c", (), answer("a", ids=[1]), phase="end")
+    with pytest.raises(FieldConflict, match="field='completions'"):
+        merge([first, second][::order])
 
 
 def test_halves_that_make_no_valid_whole_are_a_conflict() -> None:

@@ -18,6 +18,7 @@ from tracestore.graph.messages import (
     message_parts,
     messages_of,
     preview,
+    request_param_spans,
     request_params,
     request_tools,
     result_ids,
@@ -126,6 +127,12 @@ def test_parameters_are_those_that_change_what_is_sampled() -> None:
     )
     assert request_params(request) == {"temperature": 0.7, "seed": 2**60 + 1}
     assert request_params(None) == {}
+
+
+def test_parameters_of_any_number_of_digits_are_read() -> None:
+    request = Raw(b'{"top_k":' + b"9" * 5000 + b',"seed":null,"temperature": 1.0 }')
+    assert request_params(request) == {"top_k": float("inf"), "temperature": 1.0}
+    assert request_param_spans(request) == {"top_k": b"9" * 5000, "temperature": b"1.0"}
 
 
 @pytest.mark.parametrize(

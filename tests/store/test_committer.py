@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from tests import factories as make
@@ -16,6 +18,7 @@ from tests.factories import call, posted, user
 from tracestore.store import Store, ingest
 from tracestore.store import tables as t
 from tracestore.store.committer import StoreClosed
+from tracestore.store.engine import StoreUnavailable
 from tracestore.store.prepare import Prepared
 from tracestore.store.transaction import Transaction
 from tracestore.store.verify import verify
@@ -98,6 +101,20 @@ def test_a_database_that_fails_is_not_blamed_on_the_event(
     with pytest.raises(OperationalError):
         store.ingest("p", [posted(make.gap("g1")), posted(make.gap("bad"))])
     assert store.snapshot("p") == 0
+
+
+def test_a_full_disk_is_told_to_the_poster_with_what_to_do(store: Store) -> None:
+    store.ingest("p", [posted(make.gap("before"))])
+
+    def fill_up(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA max_page_count = 1")  # SQLite takes the present size for the least
+
+    event.listen(store.engine, "connect", fill_up)
+    store.engine.dispose()
+    large = call("c", [user(str(random.Random(0).randbytes(200_000)))], "a")
+    with pytest.raises(StoreUnavailable, match="full.*free some space"):
+        store.ingest("p", [posted(make.gap("g")), posted(large)])
+    assert store.snapshot("p") == 1
 
 
 def test_a_closed_store_takes_nothing_more(tmp_path: Path) -> None:

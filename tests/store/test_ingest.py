@@ -291,3 +291,21 @@ def test_a_call_without_anything_is_stored(store: Store) -> None:
     event = Call(id="c", episode_id="e", agent_id="a")
     ingest(store, event)
     assert store.load_graph("p", "e") == build([event])
+
+
+def test_an_end_finds_what_its_start_referred_to_after_a_restart(store: Store) -> None:
+    start = make.subagent("sub", spawned_by="c0", parent="main", phase="start", snapshot_id="m")
+    ingest(store, start, call("c1", [user("v")], parent="c0", phase="start"))
+    store._committer._memories.clear()  # as a new process: nothing is remembered
+    ends = [make.agent("sub", phase="end", status="ok"), call("c1", None, "a", phase="end")]
+    assert statuses(ingest(store, *ends)) == ["stored", "stored"]
+    assert count(store, t.agent) == 2
+    assert verify(store, "p").problems == ()
+
+
+def test_an_answer_told_twice_is_told_byte_for_byte(store: Store) -> None:
+    """Equal values in other bytes would leave it to the order of arrival which of them a context holds."""
+    ingest(store, call("c0", [user("u")], answer(make.raw(assistant("a")))))
+    same, respelled = answer(make.raw(assistant("a"))), answer(Raw(b'{"content":"a", "role":"assistant"}'))
+    assert statuses(ingest(store, completion("c0", 0, same, id="x"))) == ["stored"]
+    assert statuses(ingest(store, completion("c0", 0, respelled, id="y"))) == ["conflict"]

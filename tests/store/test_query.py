@@ -52,6 +52,15 @@ def test_a_group_named_at_the_end_only_is_not_known_at_the_start(store: Store) -
     assert store.groups("p") == [GroupRef("g", ("e",))]
 
 
+def test_a_group_has_ended_from_the_position_of_its_end_event_on(store: Store) -> None:
+    members = [make.episode("e", group_id="g"), make.episode("f", group_id="whole")]
+    before = ingest(store, *members, make.group("g", phase="start", size=4), make.group("whole", size=4))
+    after = ingest(store, make.group("g", phase="end"))
+    expected = [GroupRef("g", ("e",), ended=False), GroupRef("whole", ("f",), ended=False)]
+    assert store.groups("p", snapshot=before) == expected
+    assert store.groups("p", snapshot=after) == [GroupRef("g", ("e",), ended=True), expected[1]]
+
+
 def test_an_episode_that_others_only_name_is_in_no_group(store: Store) -> None:
     ingest(store, make.episode("e", forked_from_episode_id="origin"))
     assert store.groups("p") == [GroupRef(None, ("e",))]

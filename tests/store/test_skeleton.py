@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.wire.grammar import texts
@@ -30,12 +30,14 @@ def requests(draw: st.DrawFn) -> bytes:
     return b"{" + draw(_SPACE) + b", ".join(fields) + draw(_SPACE) + b"}"
 
 
+@settings(max_examples=60)
 @given(requests(), st.sampled_from(_DIALECTS))
 def test_a_request_is_put_together_byte_for_byte(request: bytes, dialect: Dialect) -> None:
     parts = cut(request, dialect)
     assert fill(parts.skeleton, [data for data, _ in parts.messages], parts.tools) == request
 
 
+@settings(max_examples=40)
 @given(texts().map(bytes), st.sampled_from(_DIALECTS))
 def test_what_is_no_object_survives_too(request: bytes, dialect: Dialect) -> None:
     parts = cut(request, dialect)

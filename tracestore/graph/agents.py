@@ -98,7 +98,9 @@ def _links_above(graph: Graph, call_id: str) -> int:
     parent = graph.links[call_id].parent
     while parent is not None and parent[0] not in seen:
         seen.add(parent[0])
-        parent = graph.links[parent[0]].parent
+        # Of a call only a completion may have come.
+        link = graph.links.get(parent[0])
+        parent = None if link is None else link.parent
     return len(seen) - 1
 
 

@@ -52,7 +52,10 @@ def answer_in_context(graph: Graph, key: CompletionKey) -> tuple[ContextMessage,
     Raises:
         KeyError: no such completion.
     """
-    messages = answer_messages(graph.completions[key].message, graph.calls[key[0]].dialect)
+    call = graph.calls.get(key[0])
+    messages = answer_messages(
+        graph.completions[key].message, "openai_chat" if call is None else call.dialect
+    )
     node = graph.completion_node.get(key)
     if node is None:
         return tuple(ContextMessage(message.raw, None, key) for message in messages)
@@ -78,7 +81,9 @@ def authors_on_path(graph: Graph, call_id: str) -> dict[int, CompletionKey]:
                 before = graph.prompt_node[parent[0]]
                 first = 0 if before is None else graph.nodes[before].depth + 1
                 authors.update((position, parent) for position in range(first, last + 1))
-        parent = graph.links[parent[0]].parent
+        # Of a call only a completion may have come: what it continues is not known yet.
+        link = graph.links.get(parent[0])
+        parent = None if link is None else link.parent
     return authors
 
 

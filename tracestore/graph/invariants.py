@@ -117,7 +117,8 @@ def _pending_call(graph: Graph) -> Iterator[tuple[str, str, str]]:
     for call_id in graph.pending:
         call = graph.calls[call_id]
         stated = "" if call.parent_completion is None else f"[{call.parent_completion}]"
-        yield "call", call_id, f"its context continues {call.parent_call_id}{stated}, which is not known"
+        parent = "a call that it does not name" if call.parent_call_id is None else call.parent_call_id
+        yield "call", call_id, f"its context continues {parent}{stated}, which is not known"
 
 
 def _parent_completion_unstated(graph: Graph) -> Iterator[tuple[str, str, str]]:

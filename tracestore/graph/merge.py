@@ -4,7 +4,8 @@
     index)
 
 Nothing here depends on the order of the events. A field that is null says nothing and agrees with
-everything.
+everything, inside nested objects too: each event may tell part of a usage or of a completion. What is told
+twice is told alike, and opaque JSON byte for byte: which of two spellings came first nobody could say.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from tracestore.errors import TracestoreError
 from tracestore.graph.model import CompletionKey
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Call
-from tracestore.wire.canonical import canonical
 from tracestore.wire.completion import Completion, CompletionFields
 from tracestore.wire.events import AnyEvent, phase_of
 
@@ -52,7 +52,7 @@ def merge(events: Iterable[AnyEvent]) -> Merged:
     """The entities of a set of events.
 
     Raises:
-        FieldConflict: two events of one kind and id name a field with different values.
+        FieldConflict: two events of one kind and id name a field with different values or spellings.
     """
     same: dict[tuple[str, str], list[AnyEvent]] = defaultdict(list)
     for event in events:
@@ -139,22 +139,28 @@ class _Disagree(Exception):
 
 
 def _agreed(first: Any, second: Any) -> Any:
-    """The value that two parts name, where it is one JSON value.
-
-    Of two spellings the smaller bytes are taken, so that the choice does not depend on the order.
-    """
+    """The value that two parts name; of nested objects, what either says."""
     if first is second or (first == second and not isinstance(first, (BaseModel, tuple))):
         return first
-    if isinstance(first, Raw) and isinstance(second, Raw) and canonical(first) == canonical(second):
-        return min(first, second)
     if type(first) is tuple and type(second) is tuple and len(first) == len(second):
         return tuple(map(_agreed, first, second))
     if isinstance(first, BaseModel) and type(first) is type(second):
-        names = type(first).model_fields
-        return first.model_copy(
-            update={name: _agreed(getattr(first, name), getattr(second, name)) for name in names}
-        )
+        return _agreed_model(first, second)
     raise _Disagree
+
+
+def _agreed_model(first: Model, second: BaseModel) -> Model:
+    fields: dict[str, Any] = {}
+    for name in first.model_fields_set | second.model_fields_set:
+        one, other = getattr(first, name), getattr(second, name)
+        if one is None or other is None:
+            fields[name] = other if one is None else one
+        else:
+            fields[name] = _agreed(one, other)
+    try:
+        return type(first).model_validate(fields)
+    except ValidationError:
+        raise _Disagree from None
 
 
 def _short(value: Any) -> str:

@@ -153,13 +153,16 @@ def request_tools(request: Raw | None) -> Raw | None:
 def request_params(request: Raw | None) -> dict[str, Any]:
     """The sampling parameters of a request, parsed for reading (see SAMPLING_PARAMETERS); nulls left
     out."""
+    return {name: span.value() for name, span in request_param_spans(request).items()}
+
+
+def request_param_spans(request: Raw | None) -> dict[str, Raw]:
+    """The sampling parameters of a request, each as the span that was posted; nulls left out."""
     if request is None:
         return {}
     fields = members(request)
-    values = {
-        name: json.loads(request[slice(*fields[name])]) for name in SAMPLING_PARAMETERS if name in fields
-    }
-    return {name: value for name, value in values.items() if value is not None}
+    spans = {name: Raw(request[slice(*fields[name])]) for name in SAMPLING_PARAMETERS if name in fields}
+    return {name: span for name, span in spans.items() if span != b"null"}
 
 
 def role_of(message: bytes, *, default: str | None = None) -> str | None:

@@ -34,7 +34,8 @@ def prompt_ids(graph: Graph, call_id: str) -> TokenArray | None:
         if call.prompt_token_ids_delta is None or parent is None or parent[0] != call.parent_call_id:
             return None
         sampled = completion_ids(graph, parent)
-        if sampled is None or call_id in seen:
+        # Of the parent only the completion may have come.
+        if sampled is None or call_id in seen or parent[0] not in graph.calls:
             return None
         seen.add(call_id)
         pieces += [call.prompt_token_ids_delta.array, sampled]

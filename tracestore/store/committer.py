@@ -19,7 +19,7 @@ from sqlalchemy.exc import OperationalError
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
-from tracestore.store.engine import writer
+from tracestore.store.engine import StoreUnavailable, writer
 from tracestore.store.ingest import Outcome, apply
 from tracestore.store.prepare import Prepared
 from tracestore.store.transaction import Memory, Transaction, first_key
@@ -30,6 +30,8 @@ MAX_EVENTS = 2_000
 """Events of one transaction, unless one post alone holds more."""
 MAX_BYTES = 64 * 2**20
 _REMEMBERED_PROJECTS = 16
+_DATABASE_FAILED = (StoreUnavailable, OperationalError)
+"""Full, locked, gone, or without our tables: it is not the event's fault."""
 
 
 class StoreClosed(TracestoreError):
@@ -112,8 +114,7 @@ class Committer:
                 # One of them broke the transaction: each gets its own, and only that one fails.
                 for post in posts:
                     self._commit([post])
-            elif isinstance(error, OperationalError):
-                # The database itself: full, locked, gone. It is not the event's fault.
+            elif isinstance(error, _DATABASE_FAILED):
                 posts[0].done.set_exception(error)
             else:
                 self._commit_apart(posts[0])
@@ -129,7 +130,7 @@ class Committer:
             try:
                 [[outcome]] = self._write([_Post(post.project, [prepared])])
                 outcomes.append(replace(outcome, index=index))
-            except OperationalError as error:
+            except _DATABASE_FAILED as error:
                 post.done.set_exception(error)
                 return
             except Exception as error:  # noqa: BLE001 - told to the poster, and to the log with its trace
@@ -163,26 +164,18 @@ class Committer:
     def _begin(self, connection: Connection, project: str, now: int) -> Transaction:
         """Lock the project's row, which is made on first use, and find out where it stands."""
         p = t.project.c
-        row = connection.execute(
+        found = connection.execute(
             select(p.project_id, p.commit_seq, p.next_key).where(p.name == project).with_for_update()
         ).one_or_none()
-        if row is None:
-            project_id = (connection.execute(select(func.max(p.project_id))).scalar() or 0) + 1
-            row_values = (project_id, 0, first_key(project_id))
-            connection.execute(
-                t.project.insert().values(
-                    project_id=project_id,
-                    name=project,
-                    commit_seq=0,
-                    next_key=row_values[2],
-                    created_at=now,
-                )
-            )
+        if found is not None:
+            project_id, commit_seq, next_key = found
         else:
-            row_values = (row[0], row[1], row[2])
-        project_id, commit_seq, next_key = row_values
+            project_id = (connection.execute(select(func.max(p.project_id))).scalar() or 0) + 1
+            commit_seq, next_key = 0, first_key(project_id)
+            row = {"project_id": project_id, "name": project, "commit_seq": 0, "next_key": next_key}
+            connection.execute(t.project.insert().values(**row, created_at=now))
         memory = self._memories.pop(project, None)
         # Another process wrote, so what is remembered may be wrong.
         if memory is None or memory.commit_seq != commit_seq or memory.project_id != project_id:
             memory = Memory.of(project_id, commit_seq)
-        return Transaction(connection, memory, project=project, next_key=next_key, now=now)
+        return Transaction(connection, memory, next_key=next_key, now=now)

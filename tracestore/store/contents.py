@@ -39,11 +39,14 @@ class Contents:
 
     def prefetch(self, connection: Connection, pieces: Iterable[Piece]) -> None:
         """Look up, in a few statements, which of these contents are there."""
+        self._look_up(connection, {piece.digest for piece in pieces if piece.label not in self._interned})
+
+    def trim(self) -> None:
+        """Forget everything when it is too much; only between transactions."""
+        self._looked_up.clear()
         if len(self._interned) > _CACHED:
             self._interned.clear()
             self._rows.clear()
-        self._looked_up.clear()
-        self._look_up(connection, {piece.digest for piece in pieces if piece.label not in self._interned})
 
     def _look_up(self, connection: Connection, digests: set[bytes]) -> None:
         c = t.content.c

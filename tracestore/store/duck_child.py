@@ -76,7 +76,7 @@ def _first(reader: pa.RecordBatchReader, count: int) -> pa.Table:
 def _tables_of(statements: Iterable[str]) -> list[Table]:
     """The tables that views read."""
     names = {name for sql in statements for name in re.findall(r"(?:FROM|JOIN)\s+(\w+)", sql)}
-    return [table for table in metadata.sorted_tables if table.name in names | {"project"}]
+    return [table for table in metadata.tables.values() if table.name in names | {"project"}]
 
 
 def _copy(

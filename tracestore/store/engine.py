@@ -8,6 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import URL, Connection, Engine, event, make_url
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import OperationalError
 
 from tracestore.errors import TracestoreError
 from tracestore.store.codec import decompress
@@ -17,13 +19,36 @@ from tracestore.store.text import readable
 BUSY_TIMEOUT_MS = 30_000
 _WRITES = "tracestore_writes"
 
+_OPEN_HINT = "the folder must exist and be writable, and the last part must name a file"
+_WRITE_HINT = "the file and its folder must be writable"
+_SQLITE_HINTS = {
+    sqlite3.SQLITE_PERM: _WRITE_HINT,
+    sqlite3.SQLITE_BUSY: "another process is writing: try again",
+    sqlite3.SQLITE_LOCKED: "another process is writing: try again",
+    sqlite3.SQLITE_READONLY: _WRITE_HINT,
+    sqlite3.SQLITE_IOERR: "check the disk",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged: bring back a copy of it",
+    sqlite3.SQLITE_FULL: "free some space",
+    sqlite3.SQLITE_CANTOPEN: _OPEN_HINT,
+    sqlite3.SQLITE_NOTADB: "the file holds something else: name another one with --db",
+}
+"""What to do, by SQLite's result code. A code that is not here is about a statement, so a fault of ours."""
+
 
 class BadUrl(TracestoreError):
     """This database URL cannot be used"""
 
+    exit_code = 2
+
 
 class NoStore(TracestoreError):
     """There is no tracestore in this database"""
+
+    status = 503
+
+
+class StoreUnavailable(TracestoreError):
+    """The database cannot be used now"""
 
     status = 503
 
@@ -44,10 +69,13 @@ def connect(url: str, *, create: bool = True) -> Engine:
         BadUrl: another database, or one in memory, which no second connection could see.
         NoStore: there is no such file.
         UnsafeServer: PostgreSQL with fsync or synchronous_commit off.
+        StoreUnavailable: the server does not answer. Everything that is done with the engine later raises it
+            too when the database itself fails: full, locked, gone, not a database.
     """
     parsed = _parse(url)
     # A reader waits for its query and never for a connection.
     engine = sa.create_engine(parsed, max_overflow=-1)
+    event.listen(engine, "handle_error", _on_error)
     if engine.dialect.name == "sqlite":
         if not create and not Path(parsed.database or "").exists():
             raise NoStore(
@@ -113,6 +141,23 @@ def _on_sqlite_begin(connection: Connection) -> None:
     writes = connection.get_execution_options().get(_WRITES)
     # IMMEDIATE: a transaction that reads first and writes later could not be made to wait, only fail.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _on_error(context: ExceptionContext) -> StoreUnavailable | None:
+    """The error that SQLAlchemy raises instead of its own; None: its own."""
+    error = context.original_exception
+    if isinstance(error, sqlite3.DatabaseError):
+        # The low byte is the code, the others say which kind of it.
+        hint = _SQLITE_HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+    elif isinstance(context.sqlalchemy_exception, OperationalError):
+        hint = "is the server running there, and does it let this user in?"
+    else:
+        hint = None
+    if hint is None:
+        return None
+    url = None if context.engine is None else context.engine.url.render_as_string(hide_password=True)
+    reason = " ".join(str(error).split())
+    return StoreUnavailable(url=url, reason=reason, hint=hint)
 
 
 def _require_durable(engine: Engine) -> None:

@@ -181,11 +181,20 @@ def union(texts: Iterable[str]) -> Shape:
     shapes = [_parsed(text) for text in texts]
     if len(shapes) == 1:
         return shapes[0]
-    fields: dict[str, Any] = {}
+    fields: Shape = {}
     for shape in shapes:
-        for name, value in shape.items():
-            fields[name] = value or fields.get(name, 0)
+        fields = _both(fields, shape)
     return fields
+
+
+def _both(first: Any, second: Any) -> Any:
+    """The shape of what two events tell of one value, each of them part of it."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return {name: _both(first.get(name, 0), second.get(name, 0)) for name in {**first, **second}}
+    if isinstance(first, list) and isinstance(second, list):
+        length = max(len(first), len(second))
+        return [_both(item_shape(first, index), item_shape(second, index)) for index in range(length)]
+    return first if second == 0 else second
 
 
 @lru_cache(maxsize=4096)

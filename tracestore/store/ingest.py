@@ -354,7 +354,7 @@ def _merged(earlier: AnyEvent, event: AnyEvent) -> AnyEvent:
 
 
 def _news(merged: AnyEvent, earlier: AnyEvent | None) -> frozenset[str]:
-    """Fields that nothing named before, or that are kept in another spelling from now on."""
+    """Fields that nothing named before, or of which more is known from now on."""
     if earlier is None:
         return frozenset(merged.model_fields_set)
     return frozenset(

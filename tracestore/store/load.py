@@ -277,7 +277,7 @@ class _Loader:
         special = _SPECIAL.get(entity.kind)
         if special is not None:
             values |= special(self, entity, row, shape)
-        values |= {name: None for name, named in shape.items() if not named}
+        values |= {name: None for name, named in shape.items() if named == 0}
         fields_set = set(shape) | {"kind", "id"}
         if "phase" in MODELS[entity.kind].model_fields:
             whole = "whole" in entity.phases or len(entity.phases) > 1
@@ -292,8 +292,8 @@ class _Loader:
         nested: dict[str, dict[str, Any]] = {}
         for column in columns_of(kind):
             name, *rest = column.path
-            named = shape.get(name)
-            if not named:
+            named = shape.get(name, 0)
+            if named == 0:
                 continue
             value = row._mapping[column.column]
             if value is not None and column.how == "content":
@@ -302,8 +302,11 @@ class _Loader:
                 value = self._ids[column.kind][value]
             if not rest:
                 values[name] = value
-            elif rest[0] in named:
-                nested.setdefault(name, {})[rest[0]] = value if named[rest[0]] else None
+            else:
+                # A nested object may name no field at all, which is not null.
+                inner = nested.setdefault(name, {})
+                if rest[0] in named:
+                    inner[rest[0]] = value if named[rest[0]] else None
         for name, inner in nested.items():
             model = nested_model(kind, name)
             values[name] = model.model_construct(_fields_set=set(shape[name]), **inner)
@@ -450,7 +453,7 @@ def _values(rows: Iterable[Row[Any]], *names: str) -> set[int]:
 
 
 def _model(model: Any, row: Row[Any], shape: Shape) -> Any:
-    values = {name: row._mapping[name] for name in shape}
+    values = {name: row._mapping[name] if named else None for name, named in shape.items()}
     return model.model_construct(_fields_set=set(shape), **values)
 
 

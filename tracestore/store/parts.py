@@ -25,7 +25,7 @@ from tracestore.wire.completion import Completion, CompletionFields
 from tracestore.wire.context_edit import ContextEdit
 from tracestore.wire.episode import Episode
 from tracestore.wire.events import AnyEvent
-from tracestore.wire.reward import Reward, RewardTarget
+from tracestore.wire.reward import Reward
 from tracestore.wire.tool_call import ToolCall
 
 _PLACING = ("request", "dialect", "context", "parent_call_id", "parent_completion", "ordinal")
@@ -73,7 +73,7 @@ class Parts:
     def columns(self, merged: AnyEvent) -> dict[str, Any]:
         """Columns of the event's own row that are worked out from several fields."""
         if isinstance(merged, Reward):
-            return {"target": _target(merged.target)}
+            return {"target": merged.target.finest}
         if isinstance(merged, Blob):
             self._know_blob(merged)
             return {} if merged.shape is None else {"shape": ",".join(map(str, merged.shape))}
@@ -115,6 +115,8 @@ class Parts:
         """
         if any(getattr(merged, name) != getattr(earlier, name) for name in _PLACING):
             episode_key = self._tx.entity("episode", merged.episode_id).key
+            # The state too: it is read from rows that the event in hand is about to change.
+            self.state(episode_key)
             self._unsettled[episode_key] = read_contexts(self._tx, episode_key)
 
     def _call(self, prepared: Prepared, merged: Call, news: frozenset[str], key: int, is_first: bool) -> None:
@@ -229,7 +231,6 @@ class Parts:
         row: dict[str, Any] = {field: getattr(body, field) for field in _PLAIN_ANSWER_FIELDS & news}
         if "message" in news and body.message is not None:
             row["message_key"] = tx.intern(message_piece(body.message, "assistant")).key
-            state.is_stale = state.is_stale or (before is not None and before.message is not None)
             self._sampled_tool_calls(state, name, call_key, body.message)
         if "top_logprobs" in news and body.top_logprobs is not None:
             row["top_logprobs_key"] = tx.intern(other_piece(body.top_logprobs, "top_logprobs")).key
@@ -415,18 +416,6 @@ class _Change:
 
     body: CompletionFields
     news: frozenset[str]
-
-
-def _target(target: RewardTarget) -> str:
-    if target.token_start is not None:
-        return "tokens"
-    if target.candidate_set_id is not None:
-        return "candidate"
-    if target.completion is not None:
-        return "completion"
-    if target.call_id is not None:
-        return "call"
-    return "episode" if target.agent_id is None else "agent"
 
 
 def _parameters(request: Raw) -> dict[str, Any]:

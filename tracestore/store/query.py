@@ -8,8 +8,18 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
+from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
 from tracestore.store.fields import union
+
+
+_NAMED_PROJECTS = 10
+
+
+class UnknownProject(TracestoreError):
+    """Nothing was ever posted to this project"""
+
+    status = 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +30,29 @@ class GroupRef:
     """None: an episode that names no group is a group of one."""
     episode_ids: tuple[str, ...]
     """In the order in which they first came."""
+    ended: bool = False
+    """Whether an end event of the group has come; the merged group no longer tells it from a whole one."""
 
 
 def find_project(connection: Connection, name: str) -> int | None:
     """The number of a project; None where nothing was ever posted to it."""
     return connection.execute(select(t.project.c.project_id).where(t.project.c.name == name)).scalar()
+
+
+def require_project(connection: Connection, name: str) -> None:
+    """Refuse a project that is not there.
+
+    Raises:
+        UnknownProject: nothing was ever posted to it; the hint names those there are.
+    """
+    if find_project(connection, name) is not None:
+        return
+    query = select(t.project.c.name).order_by(t.project.c.name).limit(_NAMED_PROJECTS + 1)
+    names = list(connection.execute(query).scalars())
+    shown = ", ".join(names[:_NAMED_PROJECTS]) + (", ..." if len(names) > _NAMED_PROJECTS else "")
+    raise UnknownProject(
+        project=name, hint=f"projects in this database: {shown}" if names else "this database holds none"
+    )
 
 
 def snapshot(connection: Connection, project: str) -> int:
@@ -58,8 +86,19 @@ def groups(connection: Connection, project: str, *, at: int) -> Iterator[GroupRe
     group = t.task_group.c
     rows = connection.execute(select(group.key, group.id).where(group.project_id == project_id))
     ids = {row.key: row.id for row in rows}
+    ended = _ended_groups(connection, project_id, at)
     for (kind, key), episode_ids in members.items():
-        yield GroupRef(ids[key] if kind == "group" else None, tuple(episode_ids))
+        if kind == "group":
+            yield GroupRef(ids[key], tuple(episode_ids), ended=key in ended)
+        else:
+            yield GroupRef(None, tuple(episode_ids))
+
+
+def _ended_groups(connection: Connection, project_id: int, at: int) -> set[int]:
+    """Groups whose end had come by then."""
+    raw = t.raw_event.c
+    ends = (raw.project_id == project_id, raw.kind == "group", raw.phase == "end", raw.pos <= at)
+    return set(connection.execute(select(raw.entity_key).where(*ends)).scalars())
 
 
 def _groups_named(connection: Connection, project_id: int, at: int) -> dict[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib import resources
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, MetaData, inspect, text
 
 from tracestore.errors import TracestoreError
 from tracestore.store.engine import NoStore
@@ -33,7 +33,12 @@ def create(connection: Connection) -> None:
 
     The migrations make the same schema step by step (`tracestore_migrations.check`).
     """
-    metadata.create_all(connection)
+    # On a copy: for PostgreSQL, SQLAlchemy takes circular foreign keys out of the tables for good, and a
+    # SQLite database made later by the same process would lack them.
+    fresh = MetaData(naming_convention=metadata.naming_convention)
+    for table in metadata.tables.values():
+        table.to_metadata(fresh)
+    fresh.create_all(connection)
     for statement in view_statements().values():
         connection.execute(text(statement))
     # As Alembic itself makes it.
@@ -73,3 +78,62 @@ def require(connection: Connection) -> None:
             expected=REVISION,
             hint="run `tracestore db upgrade`, or a newer tracestore if the database is ahead",
         )
+
+
+def is_ready(connection: Connection) -> bool:
+    """Whether a database can be used as it is, so that opening it need not wait for whoever is writing."""
+    return revision(connection) == REVISION and (
+        connection.dialect.name != "sqlite" or inspect(connection).has_table("sqlite_stat1")
+    )
+
+
+def set_plan_statistics(connection: Connection) -> None:
+    """Tell SQLite's planner how tables look that are full, before they are.
+
+    Without statistics it takes any indexed column for selective, `project_id` too, and walks whole projects.
+    Fixed ones also keep plans the same from the first row to the billionth. PostgreSQL keeps its own.
+    """
+    if connection.dialect.name != "sqlite":
+        return
+    connection.execute(text("ANALYZE sqlite_schema"))  # makes the table of statistics where there is none
+    if connection.execute(text("SELECT count(*) FROM sqlite_stat1")).scalar():
+        return
+    for table in metadata.tables.values():
+        for name, columns, is_unique in _indexes(connection, table.name):
+            rows = _statistics(columns, is_unique=is_unique)
+            connection.execute(
+                text("INSERT INTO sqlite_stat1 VALUES (:table, :index, :rows)"),
+                {"table": table.name, "index": name, "rows": rows},
+            )
+    connection.execute(text("ANALYZE sqlite_schema"))  # reads them
+
+
+def _indexes(connection: Connection, table: str) -> list[tuple[str, list[str], bool]]:
+    """(name, columns, whether it is unique) of every index; a clustered table's has the name of the table."""
+    found = []
+    for _, name, is_unique, origin, _ in connection.execute(text(f"PRAGMA index_list({table})")).all():
+        columns = [row[2] for row in connection.execute(text(f"PRAGMA index_info({name})"))]
+        is_clustered = origin == "pk" and _is_clustered(connection, table)
+        found.append((table if is_clustered else name, columns, bool(is_unique)))
+    return found
+
+
+def _is_clustered(connection: Connection, table: str) -> bool:
+    return bool(
+        connection.execute(
+            text("SELECT wr FROM pragma_table_list WHERE name = :name"), {"name": table}
+        ).scalar()
+    )
+
+
+_MANY = 1_000_000
+_ALIKE = {"project_id": _MANY, "kind": _MANY // 5}
+_FEW = 20
+
+
+def _statistics(columns: list[str], *, is_unique: bool) -> str:
+    """Rows of the table, then rows that are alike in the first column, in the first two, ..."""
+    alike = [_ALIKE.get(column, _FEW) for column in columns]
+    if is_unique:
+        alike[-1] = 1
+    return " ".join(map(str, [max(_MANY, *alike), *alike]))

@@ -16,6 +16,8 @@ from tracestore.errors import TracestoreError
 class SqlRefused(TracestoreError):
     """This SQL is not run"""
 
+    exit_code = 2
+
 
 _OPERATORS = (
     *("+", "-", "*", "/", "//", "%", "^", "**", "||", "&", "|", "<<", ">>", "~"),

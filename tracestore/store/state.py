@@ -214,7 +214,8 @@ class EpisodeState:
 
     def _delta_parent(self, call: LightCall) -> CompletionKey | None:
         """The completion a delta call follows, where it and its place are known."""
-        assert call.parent_call_id is not None
+        if call.parent_call_id is None:  # so far: an end may leave it to its start
+            return None
         answers = self.answers.get(call.parent_call_id, ())
         parent = named_parent(call, answers, self.completion_node, self.nodes, None).parent
         is_known = parent is not None and parent[0] in self.prompt_places

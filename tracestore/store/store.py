@@ -51,10 +51,14 @@ class Store:
         """
         engine = connect(url, create=create)
         try:
-            with writer(engine).begin() as connection:
-                if create and schema.is_empty(connection):
-                    schema.create(connection)
-                schema.require(connection)
+            with engine.connect() as connection:
+                is_ready = schema.is_ready(connection)
+            if not is_ready:
+                with writer(engine).begin() as connection:
+                    if create and schema.is_empty(connection):
+                        schema.create(connection)
+                    schema.require(connection)
+                    schema.set_plan_statistics(connection)
         except BaseException:
             engine.dispose()
             raise

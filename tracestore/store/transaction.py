@@ -61,6 +61,7 @@ class Memory:
 
     def trim(self) -> None:
         """Forget what was used longest ago. Only between transactions: within one, all is needed."""
+        self.contents.trim()
         if len(self.entities) > _CACHED_ENTITIES:
             self.entities.clear()
         if len(self.parameters) > _CACHED_EVENTS:
@@ -78,17 +79,15 @@ class Memory:
 class Transaction:
     """Rows go to `buffer`; `pos` is the position of the event in hand."""
 
-    def __init__(
-        self, connection: Connection, memory: Memory, *, project: str, next_key: int, now: int
-    ) -> None:
+    def __init__(self, connection: Connection, memory: Memory, *, next_key: int, now: int) -> None:
         self.connection = connection
         self.memory = memory
-        self.project = project
         self.project_id = memory.project_id
         self.buffer = Buffer(memory.project_id)
         self.now = now
         self.pos = memory.commit_seq
         self._next_key = next_key
+        self._looked_up: set[tuple[str, str]] = set()
         # (kind, id) -> phase -> what is stored of it. One for all posts of the transaction: rows of the posts
         # before are still in the buffer, where no query sees them.
         self.seen: defaultdict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
@@ -121,11 +120,12 @@ class Transaction:
         return key
 
     def prefetch_entities(self, wanted: Iterable[tuple[str, str]]) -> None:
-        """Look up rows by (kind, id). Every entity must come by here before `entity` or `find`."""
+        """Look up rows by (kind, id), in a few statements."""
         by_kind: dict[str, set[str]] = {}
-        for kind, id_ in wanted:
-            if (kind, id_) not in self.memory.entities:
-                by_kind.setdefault(kind, set()).add(id_)
+        for name in wanted:
+            if name not in self.memory.entities and name not in self._looked_up:
+                self._looked_up.add(name)
+                by_kind.setdefault(name[0], set()).add(name[1])
         for kind, ids in by_kind.items():
             table = TABLES[kind]
             columns = [table.c.id, table.c.key, table.c.is_placeholder]
@@ -137,11 +137,15 @@ class Transaction:
                     self.memory.entities[kind, id_] = Entity(*row)
 
     def find(self, kind: str, id_: str) -> Entity | None:
-        return self.memory.entities.get((kind, id_))
+        """The row of an id, if there is one."""
+        name = kind, id_
+        if name not in self.memory.entities and name not in self._looked_up:
+            self.prefetch_entities([name])
+        return self.memory.entities.get(name)
 
     def entity(self, kind: str, id_: str) -> Entity:
         """The row of an id; a placeholder is made where there is none."""
-        found = self.memory.entities.get((kind, id_))
+        found = self.find(kind, id_)
         if found is None:
             found = self.memory.entities[kind, id_] = Entity(self.new_key(), True)
             self.buffer.insert(TABLES[kind], {"key": found.key, "id": id_, "is_placeholder": True})

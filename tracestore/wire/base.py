@@ -104,7 +104,8 @@ class EventBase(Wire):
 
 class PhasedEvent(EventBase):
     phase: Phase = "whole"
-    """`start`, `end`, or `whole` (the default)."""
+    """`start`, `end`, or `whole` (the default). What both halves tell must agree, opaque JSON byte for byte;
+    of a nested object each may tell a part."""
     started_at: Nanoseconds | None = None
     ended_at: Nanoseconds | None = None
 

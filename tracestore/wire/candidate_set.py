@@ -41,7 +41,11 @@ class MemberScore(Wire):
 
 
 class CandidateSelection(EpisodeEvent):
-    """Which members were chosen, by whom; may come later than the set, and more than once."""
+    """Which members were chosen, by whom; may come later than the set, and more than once.
+
+    Several selections of one set each choose: a member is rejected only if none of them chose it. Where
+    they name different treatments, that of the last by id holds.
+    """
 
     kind: Literal["candidate_selection"] = "candidate_selection"
     candidate_set_id: Id

