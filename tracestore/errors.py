@@ -13,6 +13,8 @@ class TracestoreError(Exception):
 
     status: ClassVar[int] = 400
     """HTTP status of the response that reports this error."""
+    exit_code: ClassVar[int] = 1
+    """Exit code of the command that ends with this error: 1 it failed, 2 it was asked for wrongly."""
 
     def __init__(self, *, hint: str | None = None, **values: Any) -> None:
         self.hint = hint

@@ -78,6 +78,8 @@ class ForeignOrigin(TracestoreError):
 class NotLoopback(TracestoreError):
     """Without API keys the server listens on loopback only."""
 
+    exit_code: ClassVar[int] = 2
+
 
 class AddressUnavailable(TracestoreError):
     """The server cannot listen on this address."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import zstandard
 from fastapi.testclient import TestClient
 from httpx2 import Response
+from sqlalchemy.event import listen
 
 from tests.factories import agent, answer, call, episode, posted, reward, user
 from tracestore.store.store import Store
@@ -308,3 +310,16 @@ def test_requests_come_back_byte_for_byte(client: TestClient) -> None:
         in client.get("/v1/calls/c1/context").content
     )
     assert json.loads(client.get("/v1/calls/c1").content)["request"]["model"] == "m"
+
+
+def test_a_full_disk_is_a_problem_that_says_so(store: Store, client: TestClient) -> None:
+    def fill_up(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA max_page_count = 1")
+
+    listen(store.engine, "connect", fill_up)
+    store.engine.dispose()
+    response = post(client, line(call("c", [user(str(random.Random(0).randbytes(200_000)))], "a")))
+    assert response.status_code == 503
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json()["type"] == "urn:tracestore:problem:store-unavailable"
+    assert response.json()["hint"] == "free some space"

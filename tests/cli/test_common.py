@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 
 import pytest
 
@@ -74,3 +75,14 @@ def test_a_missing_extra_says_what_to_install() -> None:
 def test_a_broken_import_of_our_own_is_not_blamed_on_an_extra() -> None:
     with pytest.raises(ModuleNotFoundError, match="tracestore_api"), common.extra("serve"):
         raise ModuleNotFoundError("No module named 'tracestore_api.x'", name="tracestore_api.x")
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("active", "active")])
+def test_threads_wait_without_spinning_unless_the_caller_says_otherwise(
+    given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    common.share_cpus()
+    assert os.environ["OMP_WAIT_POLICY"] == expected

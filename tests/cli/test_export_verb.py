@@ -14,6 +14,10 @@ from tests.exporters.stores import all_scenarios, flip_a_bit, stored
 from tracestore.cli import export, verify
 from tracestore.cli.common import UsageError
 from tracestore.errors import TracestoreError
+from tracestore.shards.manifest import NotAnExport
+from tracestore.store.query import UnknownProject
+from tracestore_exporters.export import BeyondLatest
+from tracestore_migrations import open_store
 
 SAMPLED = 531
 """Sampled tokens of all scenarios; 75 of them in rejected candidates."""
@@ -78,8 +82,38 @@ def test_the_objective_can_be_named_without_a_spec(
 def test_an_empty_export_says_why_on_stderr(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("export", "--db", url, "--project", "typo", "--out", str(tmp_path / "out")) == 0
-    assert "project 'typo' has no episodes" in capsys.readouterr().err
+    out = str(tmp_path / "out")
+    assert run("export", "--db", url, "--project", "p", "--out", out, "--snapshot", "0") == 0
+    assert "project 'p' has no episodes at this snapshot" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["export", "--out", "out"], ["verify"], ["verify", "--json"]])
+def test_a_project_that_is_not_there_is_refused(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: Sequence[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownProject, match="projects in this database: p$"):
+        run(*argv, "--db", url, "--project", "typo")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_snapshot_that_is_still_to_come_is_refused_with_the_latest(url: str, tmp_path: Path) -> None:
+    with open_store(url) as store:
+        latest = store.snapshot("p")
+    argv = ["export", "--db", url, "--project", "p", "--out", str(tmp_path / "out")]
+    with pytest.raises(BeyondLatest, match=f"latest={latest}"):
+        run(*argv, "--snapshot", str(latest + 1))
+    assert list(tmp_path.iterdir()) == []
+    assert run(*argv, "--snapshot", str(latest)) == 0
+
+
+def test_progress_ends_at_the_number_of_groups() -> None:
+    steps: list[float] = []
+    show = export._advances(steps.append)
+    show(1, 7)
+    show(4, 7)
+    show(7, 7)
+    assert steps == [1, 3, 3]
 
 
 @pytest.mark.parametrize("argv", [["--spec", "nowhere.json"], ["--snapshot", "-1"]])
@@ -117,8 +151,16 @@ def test_verify_names_what_it_finds_and_exits_with_1(
     assert "shard_checksum: shard-00000.arrow" in capsys.readouterr().out
 
 
-def test_a_folder_that_is_no_export_is_a_finding(
+def test_a_manifest_that_is_damaged_is_a_finding(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
     assert run("verify", "--db", url, "--project", "p", str(tmp_path)) == 1
-    assert "NotAnExport" in capsys.readouterr().out
+    assert "ManifestCorrupt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [".", "none"])
+def test_a_folder_that_is_no_export_was_asked_for_wrongly(url: str, tmp_path: Path, name: str) -> None:
+    with pytest.raises(NotAnExport) as error:
+        run("verify", "--db", url, "--project", "p", str(tmp_path / name))
+    assert error.value.exit_code == 2

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -10,10 +11,18 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from sqlalchemy.exc import DBAPIError
 
 from tracestore import __version__
 from tracestore.cli import common, main
 from tracestore.errors import TracestoreError
+from tracestore.importers.formats import UnknownFormat
+from tracestore.shards.manifest import NotAnExport
+from tracestore.store.engine import BadUrl
+from tracestore.store.sql_guard import SqlRefused
+from tracestore.train.credit import UnknownRule
+from tracestore.train.losses import UnknownLoss
+from tracestore_api.errors import NotLoopback
 
 SURFACE = {
     "serve": {"--db", "--host", "--json", "--port"},
@@ -109,6 +118,23 @@ def test_a_file_that_is_not_there_is_one_line(
     assert capsys.readouterr().err == "tracestore: [Errno 2] No such file or directory: 'gone.json'\n"
 
 
+@pytest.mark.parametrize("argv", [["fake"], ["fake", "--json"]])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), DBAPIError("SELECT", {}, Exception("gone"))]
+)
+def test_what_the_machine_refuses_is_one_line_too(
+    error: Exception,
+    argv: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answer_with(monkeypatch, raising(error))
+    assert main.main(argv) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert ("No space left" in err) or ("gone" in err)
+
+
 def test_a_promise_broken_in_our_own_code_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_with(monkeypatch, raising(AssertionError("segments overlap")))
     with pytest.raises(AssertionError, match="segments overlap"):
@@ -122,6 +148,41 @@ def test_asking_wrongly_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(SystemExit) as stopped:
             main.main(argv)
         assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "serve --port 99999999",
+        "serve --port -1",
+        "sql SELECT --timeout nan",
+        "sql SELECT --timeout -1",
+        "sql SELECT --max-rows -1",
+        "sql SELECT --max-rows many",
+        "import x --url nonsense",
+        "import x --url http://",
+        "train x --model m --lr -1",
+        "train x --model m --lr nan",
+        "train x --model m --steps 0",
+    ],
+)
+def test_a_value_out_of_its_range_is_asked_for_wrongly(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main.main(words.split())
+    assert stopped.value.code == 2
+    assert f"argument {words.split()[-2]}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [BadUrl, NotLoopback, UnknownRule, UnknownLoss, SqlRefused, UnknownFormat, NotAnExport]
+)
+def test_an_error_says_itself_that_it_was_asked_for_wrongly(
+    error: type[TracestoreError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_with(monkeypatch, raising(error()))
+    assert main.main(["fake"]) == 2
 
 
 def test_ctrl_c_is_128_plus_sigint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,8 +78,21 @@ def test_a_context_for_people_names_each_author(db: str, capsys: pytest.CaptureF
 
 
 def test_an_id_of_another_project_is_not_there(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_store(db) as store:
+        store.ingest("other", [make.posted(make.episode("theirs"))])
     assert main(["show", "e", "--db", db, "--project", "other"]) == 1
     assert "There is no episode and no call with this id: id='e'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [[], ["--json"], ["e"]])
+def test_a_project_that_is_not_there_is_said_with_those_there_are(
+    argv: list[str], db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", *argv, "--db", db, "--project", "nope"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Nothing was ever posted to this project: project='nope'" in err
+    assert "projects in this database: default" in err
 
 
 def test_a_context_needs_a_call(db: str) -> None:

@@ -67,13 +67,23 @@ def test_rows_beyond_the_limit_are_announced(db: str, capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out)["truncated"] is True
 
 
-@pytest.mark.parametrize("query", ["SELECT no_such_column FROM episodes", "DROP TABLE episode", "not sql"])
-def test_a_query_that_cannot_run_is_one_line(query: str, db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sql", query, "--db", db]) == 1
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [("SELECT no_such_column FROM episodes", 1), ("DROP TABLE episode", 2), ("not sql", 2)],
+)
+def test_a_query_that_cannot_run_is_one_line(
+    query: str, code: int, db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sql", query, "--db", db]) == code
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("tracestore: ")
     assert err.count("\n") == 1
+
+
+def test_two_formats_at_once_are_asked_for_wrongly(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sql", EPISODES, "--db", db, "--json", "--csv"]) == 2
+    assert "not both" in capsys.readouterr().err
 
 
 def test_another_project_sees_nothing(db: str, capsys: pytest.CaptureFixture[str]) -> None:

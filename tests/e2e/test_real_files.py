@@ -69,6 +69,14 @@ def test_a_broken_prefix_gives_two_samples_with_every_sampled_token_and_a_step_r
         code, again = run_verb(capsys, *posted)
         assert (code, again["stored"], again["duplicates"]) == (0, 0, 8)
 
+        other = tmp_path / "other.jsonl"
+        other.write_text(
+            '{"v":1,"kind":"episode","id":"e"}\n{"v":1,"kind":"episode","id":"e","task_id":"t"}\n'
+        )
+        code, facts = run_verb(capsys, "import", "--url", server.url, other, "--project", "elsewhere")
+        assert (code, facts["stored"], facts["refused"]) == (1, 1, 1)
+        assert facts["problems"][0].startswith("episode e: Another event with this key is stored; ")
+
         # The file has no reward; a scorer that comes later posts one.
         with Connection(server.url) as connection:
             status, episodes = connection.get("/v1/episodes")

@@ -41,6 +41,8 @@ class Verb(Protocol):
 class UsageError(TracestoreError):
     """The command was asked for wrongly."""
 
+    exit_code = 2
+
 
 class MissingExtra(TracestoreError):
     """This verb needs packages that are not installed."""
@@ -81,6 +83,33 @@ def add_store_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--project", metavar="NAME", default="default", help="project (default: default)")
 
 
+def whole_number(*, least: int, most: int | None = None) -> Callable[[str], int]:
+    """An argparse type: an integer between the two, both included."""
+    bounds = f"at least {least}" if most is None else f"between {least} and {most}"
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        if value < least or (most is not None and value > most):
+            raise argparse.ArgumentTypeError(f"{text} is not {bounds}")
+        return value
+
+    return read
+
+
+def positive_number(text: str) -> float:
+    """An argparse type: a finite number above zero."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number above 0")
+    return value
+
+
 @contextmanager
 def extra(name: str) -> Iterator[None]:
     """Import what the extra `name` brings; when it is not installed, say how to install it.
@@ -96,6 +125,14 @@ def extra(name: str) -> Iterator[None]:
         raise MissingExtra(module=root, hint=f'pip install "tracestore[{name}]"') from missing
 
 
+def share_cpus() -> None:
+    """For verbs that compute; before torch is loaded, which reads it once.
+
+    Threads that spin while they wait slow a busy machine down tenfold. What the caller has set stays.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 @contextmanager
 def opened_store(args: argparse.Namespace, *, create: bool = True) -> Iterator[Store]:
     """The store that `--db` names, closed at the end. Without `create`, a missing database is an error."""
@@ -106,6 +143,14 @@ def opened_store(args: argparse.Namespace, *, create: bool = True) -> Iterator[S
         yield store
     finally:
         store.close()
+
+
+def require_project(store: Store, args: argparse.Namespace) -> None:
+    """Refuse a `--project` to which nothing was ever posted: an empty answer would look like success."""
+    from tracestore.store import query
+
+    with store.read() as connection:
+        query.require_project(connection, args.project)
 
 
 def print_line(text: str = "") -> None:

@@ -26,6 +26,7 @@ from tracestore.cli.common import (
     print_line,
     print_table,
     progress,
+    share_cpus,
     verb_parser,
 )
 from tracestore.errors import TracestoreError
@@ -86,6 +87,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     traces = _traces(args.traces)
+    share_cpus()
     with ExitStack() as stack:
         folder = args.dir or Path(stack.enter_context(TemporaryDirectory(prefix="tracestore-demo-")))
         folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from tracestore.cli.common import (
     print_line,
     print_table,
     progress,
+    require_project,
     verb_parser,
 )
 
@@ -46,15 +48,29 @@ def run(args: argparse.Namespace) -> int:
     spec = _spec(args)
     if args.snapshot is not None and args.snapshot < 0:
         raise UsageError(snapshot=args.snapshot, hint="a commit position is 0 or more")
-    with opened_store(args, create=False) as store, progress("export", args=args) as advance:
-        manifest = export(
-            store, args.project, args.out, spec, snapshot=args.snapshot, progress=lambda *_: advance(1)
-        )
+    with opened_store(args, create=False) as store:
+        require_project(store, args)
+        with progress("export", args=args) as show:
+            manifest = export(
+                store, args.project, args.out, spec, snapshot=args.snapshot, progress=_advances(show)
+            )
     if args.json:
         _print_json(manifest, args.out)
     else:
         _print_tables(manifest, args)
     return 0
+
+
+def _advances(advance: Callable[[float], None]) -> Callable[[int, int], None]:
+    """The exporter's (groups done, in all) as the steps that a progress bar takes."""
+    shown = 0
+
+    def show(done: int, _total: int) -> None:
+        nonlocal shown
+        advance(done - shown)
+        shown = done
+
+    return show
 
 
 def _spec(args: argparse.Namespace) -> Spec:

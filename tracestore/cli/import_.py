@@ -113,9 +113,16 @@ def post(url: str, project: str, batch: Sequence[Item]) -> Outcomes:
             url=url, problem=str(error), hint="is `tracestore serve` running there?"
         ) from error
     try:
-        return [(item["status"], item.get("problem")) for item in json.loads(answer)["items"]]
+        return [(item["status"], _problem_text(item.get("problem"))) for item in json.loads(answer)["items"]]
     except (ValueError, KeyError, TypeError):
         raise ServerRefused(url=url, answer=answer[:500].decode("utf-8", "replace")) from None
+
+
+def _problem_text(problem: Any) -> str | None:
+    """problem+json as one line."""
+    if not isinstance(problem, dict):
+        return None if problem is None else str(problem)
+    return "; ".join(str(problem[name]) for name in ("title", "detail", "hint") if problem.get(name))
 
 
 def items(path: str, *, format: str, notes: Notes) -> Iterator[Item]:  # noqa: A002

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tracestore import __version__
 from tracestore.cli import db, demo, export, import_, serve, show, sql, train, verify
-from tracestore.cli.common import UsageError, Verb
+from tracestore.cli.common import Verb
 from tracestore.errors import TracestoreError
 
 VERBS: tuple[tuple[str, Verb], ...] = (
@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def report(error: TracestoreError | OSError, *, as_json: bool) -> None:
+def report(error: Exception, *, as_json: bool) -> None:
     """One line on stderr, or with `--json` one JSON object there."""
     if not as_json:
         sys.stderr.write(f"tracestore: {' '.join(str(error).splitlines())}\n")
@@ -71,15 +71,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Python flushes stdout once more at exit; nobody is there to read it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
-    except UsageError as error:
-        report(error, as_json=args.json)
-        return 2
-    except (TracestoreError, OSError) as error:
-        if isinstance(error, OSError) and error.filename is None:
+    except Exception as error:
+        if not _is_of_the_outside(error):
             raise
         report(error, as_json=args.json)
-        return 1
+        return error.exit_code if isinstance(error, TracestoreError) else 1
     return code
+
+
+def _is_of_the_outside(error: Exception) -> bool:
+    """Whether an error is about the request, the machine or the database; any other is a fault of ours."""
+    if isinstance(error, (TracestoreError, OSError)):
+        return True
+    # Looked up, not imported: help and the verbs without a store do not load SQLAlchemy.
+    loaded = sys.modules.get("sqlalchemy.exc")
+    return loaded is not None and isinstance(error, loaded.DBAPIError)
 
 
 if __name__ == "__main__":

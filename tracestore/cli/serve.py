@@ -14,6 +14,7 @@ from tracestore.cli.common import (
     print_json_line,
     print_line,
     verb_parser,
+    whole_number,
 )
 
 
@@ -28,7 +29,12 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", help="loopback address to listen on (default: 127.0.0.1)"
     )
-    parser.add_argument("--port", type=int, default=8421, help="port, 0 for any free one (default: 8421)")
+    parser.add_argument(
+        "--port",
+        type=whole_number(least=0, most=65_535),
+        default=8421,
+        help="port, 0 for any free one (default: 8421)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

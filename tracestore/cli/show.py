@@ -15,6 +15,7 @@ from tracestore.cli.common import (
     print_line,
     print_table,
     printable,
+    require_project,
     verb_parser,
 )
 from tracestore.errors import TracestoreError
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.context and args.id is None:
         raise UsageError(hint="--context needs the id of a call")
     with opened_store(args, create=False) as store:
+        require_project(store, args)
         if args.id is None:
             _print_latest(store, args)
         else:

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from tracestore.cli.common import (
     Subparsers,
+    UsageError,
     add_store_flags,
+    positive_number,
     print_json_line,
     print_line,
     print_table,
     verb_parser,
+    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -36,10 +39,18 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("query", metavar="SELECT", help="one SELECT; the README lists the views")
     parser.add_argument("--csv", action="store_true", help='CSV: NULL is nothing, an empty text is ""')
     parser.add_argument(
-        "--max-rows", metavar="N", type=int, default=MAX_ROWS, help=f"rows to give (default: {MAX_ROWS})"
+        "--max-rows",
+        metavar="N",
+        type=whole_number(least=0),
+        default=MAX_ROWS,
+        help=f"rows to give (default: {MAX_ROWS})",
     )
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=TIMEOUT_S, help="give up after (default: 60)"
+        "--timeout",
+        metavar="SECONDS",
+        type=positive_number,
+        default=TIMEOUT_S,
+        help="give up after (default: 60)",
     )
 
 
@@ -48,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     from tracestore.store.duck import run_sql
     from tracestore.store.engine import connect
 
+    if args.json and args.csv:
+        raise UsageError(hint="--json or --csv, not both")
     engine = connect(args.db, create=False)
     try:
         with engine.connect() as connection:

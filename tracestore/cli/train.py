@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,10 +16,13 @@ from tracestore.cli.common import (
     extra,
     note,
     opened_store,
+    positive_number,
     print_facts,
     print_json_line,
     progress,
+    share_cpus,
     verb_parser,
+    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -55,20 +57,20 @@ def add_parser(subparsers: Subparsers) -> None:
         help="what the importance ratio compares to: the sampler's logprobs, or this model's before step one",
     )
     parser.add_argument(
-        "--steps", metavar="N", type=_positive, help="optimizer steps (default: each group once)"
+        "--steps", metavar="N", type=whole_number(least=1), help="optimizer steps (default: each group once)"
     )
-    parser.add_argument("--lr", type=float, default=1e-6, help="AdamW learning rate (default: 1e-6)")
+    parser.add_argument("--lr", type=positive_number, default=1e-6, help="AdamW learning rate (default: 1e-6)")
     parser.add_argument(
         "--max-tokens",
         metavar="N",
-        type=_positive,
+        type=whole_number(least=1),
         default=32_768,
         help="distinct tokens of a step (default: 32768)",
     )
     parser.add_argument(
         "--micro-batch-tokens",
         metavar="N",
-        type=_positive,
+        type=whole_number(least=1),
         default=8_192,
         help="tokens of one forward pass; bounds memory, changes no gradient (default: 8192)",
     )
@@ -86,8 +88,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     if not args.model.is_dir():
         raise UsageError(model=str(args.model), hint="--model names a folder with config.json and weights")
-    # Before torch is loaded: threads that spin while they wait slow a busy machine down tenfold.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    share_cpus()
     with extra("train"):
         from tracestore.train.loop import train
         from tracestore.train.model import library_bars, load_model
@@ -127,13 +128,6 @@ def run(args: argparse.Namespace) -> int:
         facts["consumption_problems"] = recorder.problems
     print_facts(facts, args=args)
     return 0
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 def _settings(args: argparse.Namespace) -> Settings:

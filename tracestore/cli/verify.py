@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tracestore.cli.common import (
@@ -13,6 +14,7 @@ from tracestore.cli.common import (
     print_json_line,
     print_line,
     printable,
+    require_project,
     verb_parser,
 )
 from tracestore.errors import TracestoreError
@@ -54,8 +56,13 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from tracestore.shards.manifest import require_manifest
+
+    for path in args.exports:
+        require_manifest(Path(path))
     found = 0
     with opened_store(args, create=False) as store:
+        require_project(store, args)
         checks = _exports(store, args) if args.exports else _store(store, args)
         for summary, findings in checks:
             for finding in findings:

@@ -18,6 +18,8 @@ Reader = Callable[..., Iterator[Item]]
 class UnknownFormat(TracestoreError):
     """Nothing here can read this."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True)
 class Format:
