@@ -92,7 +92,7 @@ def test_a_project_that_is_not_there_is_refused(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: Sequence[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UnknownProject, match="projects in this database: p$"):
+    with pytest.raises(UnknownProject, match=r"projects in this database: p$"):
         run(*argv, "--db", url, "--project", "typo")
     assert list(tmp_path.iterdir()) == []
 

@@ -61,7 +61,7 @@ def test_what_is_refused_is_named_and_the_rest_is_stored(tmp_path: Path, capsys:
     path.write_bytes(encode(make.episode(task_id="other")) + b"\nnonsense\n" + encode(make.agent()) + b"\n")
     code, facts = run(capsys, "--db", db, path)
     assert (code, facts["stored"], facts["refused"]) == (1, 1, 2)
-    assert facts["problems"][0].startswith("line 2")
+    assert facts["problems"][0].startswith(f"{path}: line 2")
     assert facts["problems"][1].startswith("episode e")
 
 
@@ -79,11 +79,38 @@ def test_an_unknown_format_is_asked_for_wrongly(tmp_path: Path, capsys: Capture)
 
 
 def test_a_missing_file_and_a_missing_server_are_one_line_each(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["import", "--db", f"sqlite:///{tmp_path / 'store.db'}", str(tmp_path / "none")]) == 1
+    assert main(["import", "--db", f"sqlite:///{tmp_path / 'store.db'}", str(tmp_path / "none")]) == 2
     assert "none" in capsys.readouterr().err
     path = written(tmp_path / "trace.jsonl", EVENTS)
     assert main(["import", "--url", "http://127.0.0.1:9", str(path)]) == 1
     assert "tracestore serve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code"), [("what.json", b'{"a": 1}', 2), ("cut.gz", b"\x1f\x8b\x08", 1)]
+)
+def test_a_first_file_that_cannot_be_read_is_named_and_makes_no_database(
+    name: str, content: bytes, code: int, tmp_path: Path, capsys: Capture
+) -> None:
+    path, db = tmp_path / name, tmp_path / "store.db"
+    path.write_bytes(content)
+    assert main(["import", "--db", f"sqlite:///{db}", str(path)]) == code
+    assert f"path='{path}'" in capsys.readouterr().err
+    assert not db.exists()
+
+
+def test_a_later_file_that_cannot_be_read_costs_the_others_nothing(tmp_path: Path, capsys: Capture) -> None:
+    first = written(tmp_path / "first.jsonl", [make.episode("e1")])
+    last = written(tmp_path / "last.jsonl", [make.episode("e2")])
+    odd, folder = tmp_path / "odd.json", tmp_path / "folder"
+    odd.write_bytes(b'{"a": 1}')
+    folder.mkdir()
+    code, facts = run(capsys, "--db", f"sqlite:///{tmp_path / 'store.db'}", first, odd, folder, last)
+    assert (code, facts["stored"], facts["refused"]) == (1, 2, 2)
+    assert [str(path) in problem for path, problem in zip([odd, folder], facts["problems"], strict=True)] == [
+        True,
+        True,
+    ]
 
 
 def test_a_batch_ends_before_it_passes_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,20 @@ def test_asking_wrongly_is_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
         assert stopped.value.code == 2
 
 
+@pytest.mark.parametrize("words", ["show --bogus --json", "db upgrade --json --bogus", "no-such-verb --json"])
+def test_with_json_asking_wrongly_is_one_object_on_stderr(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main.main(words.split())
+    assert stopped.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    facts = json.loads(err)
+    assert facts["error"] == "UsageError"
+    assert words.split()[0] in facts["hint"] or "--bogus" in facts["hint"]
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -28,7 +28,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @settings(max_examples=40)
 @given(data=st.data())
 def test_stored_deltas_add_up_to_the_recorded_ids(shared: Store, data: st.DataObject) -> None:
-    recording = data.draw(recordings())
+    # A delta that does not say which of several answers it continues has no ids until somebody says.
+    recording = data.draw(recordings(may_omit_parents=False))
     project = uuid4().hex
     for batch in data.draw(deliveries(recording.events)):
         shared.ingest(project, [posted(event) for event in batch])

@@ -112,7 +112,7 @@ def test_a_full_disk_is_told_to_the_poster_with_what_to_do(store: Store) -> None
     event.listen(store.engine, "connect", fill_up)
     store.engine.dispose()
     large = call("c", [user(str(random.Random(0).randbytes(200_000)))], "a")
-    with pytest.raises(StoreUnavailable, match="full.*free some space"):
+    with pytest.raises(StoreUnavailable, match=r"full.*free some space"):
         store.ingest("p", [posted(make.gap("g")), posted(large)])
     assert store.snapshot("p") == 1
 

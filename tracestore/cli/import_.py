@@ -6,10 +6,12 @@ import argparse
 import json
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -29,6 +31,7 @@ from tracestore.errors import TracestoreError
 
 if TYPE_CHECKING:
     from tracestore.importers.documents import Item, Notes
+    from tracestore.store.store import Store
 
 MAX_BATCH_EVENTS = 1_000
 MAX_BATCH_BYTES = 8 * 1024 * 1024
@@ -43,6 +46,10 @@ class ServerRefused(TracestoreError):
     """The server took nothing."""
 
 
+class Unreadable(TracestoreError):
+    """This file cannot be read."""
+
+
 def add_parser(subparsers: Subparsers) -> None:
     parser = verb_parser(
         subparsers,
@@ -55,7 +62,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "--format", metavar="NAME", default="auto", help="auto (default), events, nemo-gym, atropos"
     )
     parser.add_argument(
-        "--url", help="post to this server instead of opening --db, e.g. http://127.0.0.1:8421"
+        "--url",
+        type=_server_url,
+        help="post to this server instead of opening --db, e.g. http://127.0.0.1:8421",
     )
     add_store_flags(parser)
 
@@ -65,12 +74,13 @@ def run(args: argparse.Namespace) -> int:
 
     if args.format != "auto" and args.format not in FORMATS:
         raise UsageError(format=args.format, hint=f"formats: auto, {', '.join(FORMATS)}")
+    for path in args.paths:
+        if path != "-" and not Path(path).exists():
+            raise UsageError(path=path, hint="there is no such file")
     done = Imported()
     with _sink(args) as sink, progress("importing", args=args) as advance:
         for path in args.paths:
-            for batch in batches(items(path, format=args.format, notes=done.notes)):
-                done.add(batch, sink(batch))
-                advance(len(batch))
+            _import_file(path, args.format, done=done, sink=sink, advance=advance)
     for problem in done.problems[:_SHOWN_PROBLEMS]:
         note(printable(problem), args=args)
     facts = done.facts()
@@ -80,15 +90,57 @@ def run(args: argparse.Namespace) -> int:
     return 1 if done.problems else 0
 
 
+def _server_url(text: str) -> str:
+    """An argparse type: where a server may listen."""
+    try:
+        parts = urllib.parse.urlsplit(text)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise argparse.ArgumentTypeError(f"{text!r} is no URL like http://127.0.0.1:8421")
+    return text
+
+
+def _import_file(
+    path: str, format_: str, *, done: Imported, sink: Sink, advance: Callable[[float], None]
+) -> None:
+    """Send what is in one file; its problems are noted with its name.
+
+    Raises:
+        Unreadable, UnknownFormat: it cannot be read, and nothing else was so far. Later ones cost the others
+            nothing.
+    """
+    from tracestore.importers.formats import UnknownFormat
+
+    before = len(done.notes.refused)
+    try:
+        for batch in batches(items(path, format=format_, notes=done.notes)):
+            done.add(batch, sink(batch))
+            advance(len(batch))
+    except (Unreadable, UnknownFormat) as error:
+        if not done.outcomes:
+            raise
+        done.failed.append(str(error))
+    done.notes.refused[before:] = [f"{path}: {problem}" for problem in done.notes.refused[before:]]
+
+
 @contextmanager
 def _sink(args: argparse.Namespace) -> Iterator[Sink]:
     if args.url is not None:
         yield lambda batch: post(args.url, args.project, batch)
         return
-    with opened_store(args) as store:
-        yield lambda batch: [
-            (outcome.status, outcome.problem) for outcome in store.ingest(args.project, list(batch))
-        ]
+    with ExitStack() as stack:
+        stores: list[Store] = []
+
+        def ingest(batch: Sequence[Item]) -> Outcomes:
+            # Opened when there is something to store: a file that cannot be read leaves no database behind.
+            if not stores:
+                stores.append(stack.enter_context(opened_store(args)))
+            outcomes = stores[0].ingest(args.project, list(batch))
+            return [(outcome.status, outcome.problem) for outcome in outcomes]
+
+        yield ingest
 
 
 def post(url: str, project: str, batch: Sequence[Item]) -> Outcomes:
@@ -126,12 +178,22 @@ def _problem_text(problem: Any) -> str | None:
 
 
 def items(path: str, *, format: str, notes: Notes) -> Iterator[Item]:  # noqa: A002
-    """The events in a file ("-": stdin), see `tracestore.importers.formats.read`."""
-    from tracestore.importers.documents import documents, opened
-    from tracestore.importers.formats import read
+    """The events in a file ("-": stdin), see `tracestore.importers.formats.read`.
 
-    with _stream(path) as stream:
-        yield from read(documents(opened(stream)), format=format, notes=notes)
+    Raises:
+        Unreadable: it is a folder, may not be read, or is damaged gzip.
+        UnknownFormat: as `read` does, with the path.
+    """
+    from tracestore.importers.documents import documents, opened
+    from tracestore.importers.formats import UnknownFormat, read
+
+    try:
+        with _stream(path) as stream:
+            yield from read(documents(opened(stream)), format=format, notes=notes)
+    except UnknownFormat as error:
+        raise UnknownFormat(hint=error.hint, path=path, **error.values) from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise Unreadable(path=path, problem=str(error)) from error
 
 
 @contextmanager

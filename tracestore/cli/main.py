@@ -7,10 +7,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from tracestore import __version__
 from tracestore.cli import db, demo, export, import_, serve, show, sql, train, verify
-from tracestore.cli.common import Verb
+from tracestore.cli.common import UsageError, Verb
 from tracestore.errors import TracestoreError
 
 VERBS: tuple[tuple[str, Verb], ...] = (
@@ -32,9 +33,25 @@ READER_GONE = 141
 """128 + SIGPIPE: the program that read our output closed it."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """With `--json` among the words, what was asked for wrongly is told as any other error is."""
+
+    _as_json = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._as_json = "--json" in (sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        if self._as_json:
+            report(UsageError(hint=message), as_json=True)
+            self.exit(UsageError.exit_code)
+        super().error(message)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="tracestore",
         description="Records every model call of an agent harness and cuts the traces into training samples.",
         epilog="example:\n  tracestore serve --db sqlite:///tracestore.db",

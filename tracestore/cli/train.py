@@ -59,7 +59,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--steps", metavar="N", type=whole_number(least=1), help="optimizer steps (default: each group once)"
     )
-    parser.add_argument("--lr", type=positive_number, default=1e-6, help="AdamW learning rate (default: 1e-6)")
+    parser.add_argument(
+        "--lr", type=positive_number, default=1e-6, help="AdamW learning rate (default: 1e-6)"
+    )
     parser.add_argument(
         "--max-tokens",
         metavar="N",

@@ -12,7 +12,6 @@ from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
 from tracestore.store.fields import union
 
-
 _NAMED_PROJECTS = 10
 
 
