@@ -48,8 +48,6 @@ class Spec(BaseModel):
     """Splits that train; an episode that names none is in train."""
     statuses: tuple[EpisodeStatus, ...] = ("ok", "failed", "budget_exhausted", "timeout")
     """How an episode that trains may have ended; one without a status trains. infra_error never does."""
-    ownership: Literal["train_once"] = "train_once"
-    """Who trains a token that several samples share: the first sample that reproduces it."""
     candidates: Treatment = "shared"
     """Treatment of the candidate sets whose selection names none. `exclude` masks the rejected members; the
     other treatments change credit, not masks."""

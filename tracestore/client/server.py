@@ -6,6 +6,7 @@ import gzip
 import http.client
 import itertools
 import json
+import logging
 import math
 import random
 import threading
@@ -22,6 +23,8 @@ MAX_BATCH_EVENTS = 500
 MAX_BATCH_BYTES = 4 * 2**20
 MAX_PAUSE_S = 5.0
 _COMPRESS_FROM_BYTES = 1024
+
+_log = logging.getLogger("tracestore.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +207,8 @@ def deliver(
         except _Retry as error:
             pause = min(MAX_PAUSE_S, 0.05 * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1)
             pause = max(pause, error.after_s or 0.0)
+            if attempt == 0 and patience_s > 0:
+                _log.warning("%s; trying again for up to %g s", error.problem, patience_s)
             if time.monotonic() + pause > deadline or stopped.wait(pause):
                 raise ServerAway(tries=attempt + 1, problem=error.problem) from None
     raise AssertionError

@@ -1,21 +1,8 @@
-"""Parents must end somewhere: whether one more edge, or a whole set of edges, goes round in a circle."""
+"""Parents must end somewhere: the circles in a set of edges from child to parent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-
-def closes_cycle(parent_of: Mapping[str, str | None], child: str, parent: str) -> bool:
-    """Whether naming `parent` as the parent of `child` closes a circle. Unknown parents end the walk."""
-    seen = {child}
-    current: str | None = parent
-    while current is not None:
-        if current in seen:
-            # A circle that is already there and does not hold the child is not closed by this edge.
-            return current == child
-        seen.add(current)
-        current = parent_of.get(current)
-    return False
 
 
 def cycles(parent_of: Mapping[str, str | None]) -> tuple[tuple[str, ...], ...]:

@@ -7,7 +7,6 @@ surrogates survive.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
@@ -47,11 +46,6 @@ def canonical(text: bytes) -> bytes:
     if exact:
         return _write(value).encode("ascii")
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
-
-
-def value_hash(text: bytes) -> bytes:
-    """sha256 of the canonical text, 32 bytes: equal for two posts of one JSON value."""
-    return hashlib.sha256(canonical(text)).digest()
 
 
 def _number(digits: str) -> float | int | _Exact:
