@@ -18,11 +18,11 @@ from starlette.types import Receive, Scope, Send
 from tracestore.store.ingest import Outcome
 from tracestore.store.store import Store
 from tracestore.wire.decode import Decoded, Limits, decode_body
+from tracestore.wire.strict import dumps
 from tracestore_api.body import Admission, Ticket, coding_of, decompress, read_body
 from tracestore_api.errors import UnknownParameter, UnsupportedMediaType
 from tracestore_api.parameters import project_of
 from tracestore_api.problems import problem_of
-from tracestore_api.render import dumps
 
 MEDIA_TYPES = ("application/json", "application/x-ndjson")
 

@@ -32,7 +32,7 @@ from tracestore.store.query import find_project
 from tracestore.store.store import Store
 from tracestore_api.parameters import Page, Place, Project, Time, cursor_of, place_of
 from tracestore_api.reads import Stored
-from tracestore_api.render import StrictJSON
+from tracestore_api.response import StrictJSON
 
 router = APIRouter()
 

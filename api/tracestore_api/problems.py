@@ -22,7 +22,7 @@ from starlette.routing import Match
 
 from tracestore.errors import TracestoreError
 from tracestore.wire.errors import EventError
-from tracestore_api.render import dumps
+from tracestore.wire.strict import dumps
 
 MEDIA_TYPE = "application/problem+json"
 _HINTS = {

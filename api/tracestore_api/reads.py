@@ -12,14 +12,14 @@ from starlette.responses import Response
 
 from tracestore import __version__
 from tracestore.graph.model import Graph
+from tracestore.graph.report import call_of, context_of, episode_tree
 from tracestore.store import tables as t
 from tracestore.store.query import find_project
 from tracestore.store.store import NotFound, Store
 from tracestore.wire.base import WIRE_VERSIONS
 from tracestore_api.body import ENCODINGS
 from tracestore_api.parameters import MAX_PAGE, PROJECT_HEADER, Parameters, Project
-from tracestore_api.render import StrictJSON
-from tracestore_api.tree import call_of, context_of, episode_tree
+from tracestore_api.response import StrictJSON
 
 router = APIRouter()
 

@@ -14,10 +14,10 @@ from tracestore.ids import new_id
 from tracestore.wire.decode import decode_body
 from tracestore.wire.limits import Limits
 from tracestore.wire.scan import SPAN, scan
+from tracestore.wire.strict import dumps
 from tracestore_api.body import Ticket, decompress
 from tracestore_api.errors import ConflictingReward, InvalidReward, RefusedReward
 from tracestore_api.ingest import EventsRoute
-from tracestore_api.render import dumps
 
 
 class RewardRoute(EventsRoute):

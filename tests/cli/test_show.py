@@ -50,6 +50,19 @@ def test_an_episode_is_shown_as_its_tree(db: str, capsys: pytest.CaptureFixture[
     ]
 
 
+def test_an_episode_for_programs_is_the_object_that_the_api_gives(
+    db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = shown(capsys, "e", "--db", db, "--json").splitlines()
+    tree = json.loads(line)
+    assert (tree["id"], tree["episode"]["status"]) == ("e", "ok")
+    (agent,) = tree["agents"]
+    assert [(call["id"], call["link"]["parent"]) for call in agent["calls"]] == [
+        ("c0", None),
+        ("c1", {"call_id": "c0", "completion": 0}),
+    ]
+
+
 def test_a_call_is_shown_with_what_it_continues(db: str, capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(shown(capsys, "c1", "--db", db, "--json"))
     assert (facts["episode_id"], facts["continues"], facts["link"]) == ("e", ["c0", 0], "matched")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LATEST = 20
 """Episodes listed when no id is given."""
+_ONE_LINE = {ord("\n"): " ", ord("\r"): " "}
 
 
 class NothingRecorded(TracestoreError):
@@ -141,12 +142,14 @@ def _episode_of_call(connection: Connection, project: str, call_id: str) -> str 
 
 def _print_episode(graph: Graph, args: argparse.Namespace) -> None:
     from tracestore.cli.tree import tree_lines
+    from tracestore.graph.report import episode_tree
+    from tracestore.wire.strict import dumps
 
-    lines = tree_lines(graph)
     if args.json:
-        print_json_line({"episode_id": args.id, "tree": list(lines)})
+        # A line break of a posted span is white space between its tokens: strings escape theirs.
+        print_line(dumps(episode_tree(graph, args.id)).decode("utf-8").translate(_ONE_LINE))
         return
-    for line in lines:
+    for line in tree_lines(graph):
         print_line(line)
 
 

@@ -1,4 +1,4 @@
-"""Graph -> what the API shows of an episode and of a call. Token arrays and requests stay with their call.
+"""Graph -> what is shown of an episode and of a call. Token arrays and requests stay with their call.
 
 Every list is flat and names parents by id: an episode of any depth is a document of bounded depth.
 """
@@ -19,7 +19,7 @@ from tracestore.wire.agent import Agent
 from tracestore.wire.base import PhasedEvent
 from tracestore.wire.call import Call
 from tracestore.wire.completion import CompletionFields
-from tracestore_api.render import fields
+from tracestore.wire.strict import fields
 
 _OF_A_CALL = ("request", "prompt_token_ids", "prompt_token_ids_delta", "completions")
 """What only `GET /v1/calls/{id}` shows."""

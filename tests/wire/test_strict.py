@@ -1,4 +1,4 @@
-"""API output is strict JSON and keeps posted spans byte for byte."""
+"""What is shown is strict JSON and keeps posted spans byte for byte."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.factories import answer
 from tracestore.wire.arrays import Logprobs
 from tracestore.wire.base import Raw
-from tracestore_api.render import dumps, is_strict
+from tracestore.wire.strict import dumps, is_strict
 
 
 def strict(text: bytes) -> Any:

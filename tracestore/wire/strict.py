@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
-from starlette.responses import Response
 
 from tracestore.wire.arrays import Logprobs, TokenIds
 from tracestore.wire.base import Raw
@@ -27,15 +26,6 @@ def dumps(value: Any) -> bytes:
     parts: list[bytes] = []
     _write(value, parts)
     return b"".join(parts)
-
-
-class StrictJSON(Response):
-    """A JSON response whose content `dumps` writes."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return dumps(content)
 
 
 def fields(model: BaseModel) -> dict[str, Any]:
