@@ -28,6 +28,17 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
     return url
 
 
+def test_without_a_query_the_views_and_their_columns_are_listed(
+    db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sql", "--db", db, "--json"]) == 0
+    views = json.loads(capsys.readouterr().out)
+    assert {"episodes", "calls", "contexts", "branches", "critical_steps"} <= views.keys()
+    assert main(["sql", f"SELECT * FROM calls WHERE {views['calls'][0]} IS NULL", "--db", db]) == 0
+    assert main(["sql", "--db", db]) == 0
+    assert "calls\n    project, episode_id" in capsys.readouterr().out
+
+
 EPISODES = "SELECT episode_id, task_id, num_calls FROM episodes ORDER BY episode_id"
 
 

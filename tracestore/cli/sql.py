@@ -1,4 +1,4 @@
-"""`tracestore sql`: one SELECT over the views of a project -> a table, CSV or JSON."""
+"""`tracestore sql`: one SELECT over the views -> a table, CSV or JSON; without one, the views themselves."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = verb_parser(
         subparsers,
         "sql",
-        help="answer one SELECT over the views of a project",
+        help="answer one SELECT over the views of a project; without one, list the views",
         example='tracestore sql "SELECT role, count(*) AS messages FROM messages GROUP BY role"',
     )
     add_store_flags(parser)
-    parser.add_argument("query", metavar="SELECT", help="one SELECT; the README lists the views")
+    parser.add_argument(
+        "query", nargs="?", metavar="SELECT", help="one SELECT (default: list the views and their columns)"
+    )
     parser.add_argument("--csv", action="store_true", help='CSV: NULL is nothing, an empty text is ""')
     parser.add_argument(
         "--max-rows",
@@ -65,8 +67,12 @@ def run(args: argparse.Namespace) -> int:
     try:
         with engine.connect() as connection:
             schema.require(connection)
+            views = schema.view_columns(connection) if args.query is None else {}
     finally:
         engine.dispose()
+    if args.query is None:
+        _print_views(views, args)
+        return 0
     result = run_sql(args.db, args.project, args.query, limit_rows=args.max_rows, timeout_s=args.timeout)
     if args.json:
         _print_json(result)
@@ -80,6 +86,14 @@ def run(args: argparse.Namespace) -> int:
         # Not a note for people alone: whoever reads the rows must learn that some are missing.
         sys.stderr.write(f"tracestore: only the first {args.max_rows} rows; more with --max-rows\n")
     return 0
+
+
+def _print_views(views: dict[str, list[str]], args: argparse.Namespace) -> None:
+    if args.json:
+        print_json_line(views)
+        return
+    for view, columns in views.items():
+        print_line(f"{view}\n    {', '.join(columns)}")
 
 
 def _print_json(result: SqlResult) -> None:

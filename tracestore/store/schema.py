@@ -28,6 +28,12 @@ def view_statements(sql: str | None = None) -> dict[str, str]:
     return {name[1]: statement for name, statement in zip(names, statements, strict=True) if name}
 
 
+def view_columns(connection: Connection) -> dict[str, list[str]]:
+    """Columns of every view, in the order of `views.sql`."""
+    found = inspect(connection)
+    return {view: [column["name"] for column in found.get_columns(view)] for view in view_statements()}
+
+
 def create(connection: Connection) -> None:
     """Make every table and view, and note the revision. The database must be empty.
 

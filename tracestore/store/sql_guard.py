@@ -224,7 +224,7 @@ def _check_node(node: Mapping[str, Any]) -> str | None:
     kind = node.get("type")
     if kind == "SHOW_REF":
         raise SqlRefused(
-            hint="DESCRIBE, SHOW and SUMMARIZE are not run here: the views are in the documentation"
+            hint="DESCRIBE, SHOW and SUMMARIZE are not run here: `tracestore sql` alone lists the views"
         )
     if "function_name" in node:
         _check_function(node)
