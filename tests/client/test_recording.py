@@ -224,9 +224,7 @@ def test_a_mistake_is_said_where_it_is_made(server: Fake, mistake: Any, problem:
             call[2]
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"url": "localhost:8421"}, {"project": ""}, {"project": "a\nb"}, {"api_key": "é"}]
-)
+@pytest.mark.parametrize("arguments", [{"url": "localhost:8421"}, {"project": ""}, {"project": "a\nb"}])
 def test_an_unusable_address_is_refused_at_once(arguments: dict[str, str]) -> None:
     with pytest.raises(ClientError):
         Client(**{"url": "http://127.0.0.1:1", **arguments})

@@ -29,7 +29,6 @@ class Client:
     Args:
         url: of the server, `http://127.0.0.1:8421`.
         project: the wall between tenants.
-        api_key: sent as a bearer token.
         spool_dir: where events go while the server is away; `drain` sends them later. Without it they wait in
             memory, and `flush` says so.
         timeout_s: for one request.
@@ -41,12 +40,11 @@ class Client:
         url: str,
         *,
         project: str = "default",
-        api_key: str | None = None,
         spool_dir: str | os.PathLike[str] | None = None,
         timeout_s: float = 60.0,
         retry_s: float = 60.0,
     ) -> None:
-        headers = _headers(project, api_key)
+        headers = _headers(project)
         self._spool = None if spool_dir is None else Spool(Path(spool_dir), project)
         self._outbox = Outbox(
             lambda: Server(url, headers=headers, timeout_s=timeout_s), spool=self._spool, retry_s=retry_s
@@ -147,15 +145,10 @@ class Client:
         return self._outbox.drain(self._spool)
 
 
-def _headers(project: str, api_key: str | None) -> dict[str, str]:
+def _headers(project: str) -> dict[str, str]:
     if problem := id_problem(project):
         raise ClientError(project=project, hint=problem)
-    headers = {"X-Tracestore-Project": project, "User-Agent": "tracestore-client"}
-    if api_key is None:
-        return headers
-    if not (api_key.isascii() and api_key.isprintable()):
-        raise ClientError(hint="an API key is printable ASCII")
-    return headers | {"Authorization": f"Bearer {api_key}"}
+    return {"X-Tracestore-Project": project, "User-Agent": "tracestore-client"}
 
 
 @dataclass(frozen=True, slots=True)
