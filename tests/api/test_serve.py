@@ -38,7 +38,7 @@ def test_an_address_that_others_can_reach_and_a_taken_port_are_refused(tmp_path:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     reachable = serve("--host", "0.0.0.0")
-    assert (reachable.returncode, "loopback" in reachable.stderr) == (1, True)
+    assert (reachable.returncode, "loopback" in reachable.stderr) == (2, True)
     with running_server(tmp_path / "t.db") as server:
         taken = serve("--port", server.url.rpartition(":")[2])
     assert (taken.returncode, "cannot listen" in taken.stderr) == (1, True)
