@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tracestore.errors import TracestoreError
@@ -134,15 +134,20 @@ def share_cpus() -> None:
 
 
 @contextmanager
-def opened_store(args: argparse.Namespace, *, create: bool = True) -> Iterator[Store]:
-    """The store that `--db` names, closed at the end. Without `create`, a missing database is an error."""
+def store_at(url: str, *, create: bool = True) -> Iterator[Store]:
+    """The store at a URL, closed at the end. Without `create`, a missing database is an error."""
     from tracestore_migrations import open_store
 
-    store = open_store(args.db, create=create)
+    store = open_store(url, create=create)
     try:
         yield store
     finally:
         store.close()
+
+
+def opened_store(args: argparse.Namespace, *, create: bool = True) -> AbstractContextManager[Store]:
+    """The store that `--db` names, as `store_at` gives it."""
+    return store_at(args.db, create=create)
 
 
 def require_project(store: Store, args: argparse.Namespace) -> None:

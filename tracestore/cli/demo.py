@@ -27,6 +27,7 @@ from tracestore.cli.common import (
     print_table,
     progress,
     share_cpus,
+    store_at,
     verb_parser,
 )
 from tracestore.errors import TracestoreError
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         demo = _Demo(args, folder)
         demo.post(traces)
-        with _opened(demo.db) as store:
+        with store_at(demo.db, create=False) as store:
             demo.show(store)
             export = demo.export(store)
         facts = demo.train(export)
@@ -134,17 +135,6 @@ def loopback_server(database: Path) -> Iterator[str]:
         finally:
             process.terminate()
             process.wait()
-
-
-@contextmanager
-def _opened(db: str) -> Iterator[Store]:
-    from tracestore_migrations import open_store
-
-    store = open_store(db, create=False)
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 @dataclass
