@@ -12,8 +12,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Compiling every file of torch and transformers takes longer than installing them; Python compiles what it loads.
 INSTALL := $(PIP) install --no-compile
 READY := .venv/.ready
+# The tests start hundreds of interpreters: none of them should compile what the one before it has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check format soak lock clean
+.PHONY: help demo test check types tests format soak lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -23,12 +25,18 @@ demo: $(READY) ## record, query, export and train on the sample traces, on this 
 
 test: check ## every check that can run on this machine
 
-check: $(READY) ## formatting, lint, types, layers, tests
+check: $(READY) ## formatting, lint, layers, then types and tests side by side
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest
+	@$(MAKE) --no-print-directory --jobs=2 types tests
+
+types: $(READY)
+	$(BIN)/mypy
+
+# A worker takes half of the tests and, when it is done, some that the other has left.
+tests: $(READY)
+	$(BIN)/pytest --numprocesses=2 --dist=worksteal
 
 format: $(READY) ## rewrite the formatting and the simple lint findings
 	$(BIN)/ruff format .

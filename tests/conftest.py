@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 
-# Before torch or OpenBLAS is loaded: sums must not depend on how many cores this machine has.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
-# And threads that spin while they wait slow a busy machine down tenfold.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Before torch or OpenBLAS is loaded. Sums must not depend on how many cores this machine has, test workers
+# share them, and for models this small a second thread costs more than it saves.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 from hypothesis import settings

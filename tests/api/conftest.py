@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.databases import empty_store
 from tracestore.store.store import Store
 from tracestore_api.app import create_app
 from tracestore_migrations import open_store
@@ -15,7 +16,7 @@ from tracestore_migrations import open_store
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = open_store(f"sqlite:///{tmp_path / 't.db'}")
+    store = open_store(empty_store(tmp_path / "t.db"))
     yield store
     store.close()
 

