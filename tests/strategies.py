@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from tests import factories as make
 from tests.wire.grammar import texts
+from tracestore.graph.messages import messages_of
+from tracestore.wire.arrays import Logprobs, TokenIds
 from tracestore.wire.base import PhasedEvent, Raw
 from tracestore.wire.call import Call
 from tracestore.wire.completion import Completion, CompletionBody, CompletionFields
@@ -433,3 +435,107 @@ def deliveries(draw: st.DrawFn, events: Sequence[AnyEvent]) -> list[Batch]:
     cuts = sorted(draw(st.sets(st.integers(0, len(order)), max_size=3)))
     edges = zip([0, *cuts], [*cuts, len(order)], strict=True)
     return [order[start:end] for start, end in edges if end > start]
+
+
+# Sources that grow: an event made of fewer records comes before the one made of all.
+
+
+@st.composite
+def revised(draw: st.DrawFn, events: Sequence[AnyEvent]) -> list[AnyEvent]:
+    """The events, some of them also as they were told when their source was shorter.
+
+    Of one kind, id and phase the highest revision is the event given. Events of any revisions agree with each
+    other: what two of them both tell they tell alike.
+    """
+    told: list[AnyEvent] = []
+    for event in events:
+        count = draw(st.sampled_from([0, 0, 0, 1, 1, 2]))
+        revisions = sorted(draw(st.sets(st.integers(0, 4), min_size=count + 1, max_size=count + 1)))
+        for revision in revisions[:-1]:
+            less = draw(_told_before(event, events))
+            told.append(less.model_copy(update={"revision": revision}) if revision else less)
+        told.append(event.model_copy(update={"revision": revisions[-1]}) if revisions[-1] else event)
+    return told
+
+
+@st.composite
+def _told_before(draw: st.DrawFn, event: AnyEvent, events: Sequence[AnyEvent]) -> AnyEvent:
+    """Another event of the same name: less of it, or something else, where no other event tells it too."""
+    model = type(event)
+    fields = {name: getattr(event, name) for name in event.model_fields_set - {"kind"}}
+    others = [e for e in events if (e.kind, e.id) == (event.kind, event.id) and e is not event]
+    fixed = {"id", "v", "phase", "episode_id"}.union(*(other.model_fields_set for other in others))
+    if draw(st.booleans()):
+        fields |= _something_else(draw, event, events)
+    needed = {name for name, info in model.model_fields.items() if info.is_required()}
+    if "delta" in (fields.get("context"), *(getattr(other, "context", None) for other in others)):
+        needed.add("parent_call_id")
+    if any(getattr(one, "prompt_token_ids_delta", None) is not None for one in (event, *others)):
+        needed.add("parent_call_id")
+    may_go = sorted(fields.keys() - fixed - needed)
+    gone = draw(st.sets(st.sampled_from(may_go), max_size=3)) if may_go else set()
+    gone |= {"parent_completion"} if "parent_call_id" in gone else set()
+    gone |= {"logprobs"} if "token_ids" in gone else set()
+    kept = {name: value for name, value in fields.items() if name not in gone | fixed}
+    kept |= {name: getattr(event, name) for name in fixed & event.model_fields_set}
+    return model(**kept)
+
+
+def _something_else(draw: st.DrawFn, event: AnyEvent, events: Sequence[AnyEvent]) -> dict[str, Any]:
+    """Fields of an event as they may have been before."""
+    if isinstance(event, Call):
+        return _call_before(draw, event, events)
+    if isinstance(event, Completion):
+        # At a place where no other completion will ever be.
+        return {**_body_before(draw, event), "index": draw(st.sampled_from([event.index, event.index + 20]))}
+    before: dict[str, dict[str, Any]] = {
+        "group": {"size": 9, "task_id": "t"},
+        "episode": {"status": "failed", "group_id": "another", "task": Raw(b"[1]")},
+        "agent": {"parent_agent_id": "somebody", "score": 0.25, "scope_prompt": Raw(b'"do"')},
+        "tool_call": {"result": Raw(b'"so far"'), "tool_call_id": "t0", "arguments": "{"},
+        "context_edit": {"replaced_call_ids": ("c0", "c9"), "kept_call_ids": ("c1",), "after_call_id": "c8"},
+        "candidate_set": {"members": (make.member("c0", 0, score=0.75),)},
+        "candidate_selection": {"selected": (1, 2), "continued": (0,)},
+        "reward": {"value": -3.5, "target": make.reward(agent_id="main").target},
+        "gap": {"detail": "so far", "call_id": "c9"},
+        "snapshot": {"hash": "before", "frozen": False},
+        "blob": {"hash": "1" * 64, "shape": (1,)},
+        "consumption": {"tokens": 0, "call_id": "c9"},
+    }
+    return before[event.kind]
+
+
+def _call_before(draw: st.DrawFn, call: Call, events: Sequence[AnyEvent]) -> dict[str, Any]:
+    fields: dict[str, Any] = {"agent_id": draw(st.sampled_from([call.agent_id, "main"])), "status": None}
+    if call.request is not None:
+        messages = messages_of(call.request, call.dialect)
+        kept = draw(st.integers(0, len(messages)))
+        fields["request"] = make.raw({"messages": [message.raw for message in messages[:kept]]})
+    for name in ("prompt_token_ids", "prompt_token_ids_delta"):
+        ids = getattr(call, name)
+        if ids is not None:
+            fields[name] = TokenIds.of(ids.json()[: draw(st.integers(0, len(ids)))])
+    # Parents come before their children, so no revisions of them go round in a circle.
+    before = list(itertools.takewhile(lambda id_: id_ != call.id, (e.id for e in events if e.kind == "call")))
+    if call.parent_call_id is not None and before:
+        fields["parent_call_id"] = draw(st.sampled_from(before))
+    if call.completions is not None:
+        bodies = [CompletionBody(**_body_before(draw, body)) for body in call.completions]
+        alone = any(isinstance(e, Completion) and e.call_id == call.id for e in events)
+        more = [] if alone else [make.answer("one more", ids=[7])]
+        fields["completions"] = tuple((bodies + more)[: draw(st.integers(0, len(bodies) + 1))]) or None
+    return fields
+
+
+def _body_before(draw: st.DrawFn, body: CompletionFields) -> dict[str, Any]:
+    """An answer under way: shorter, and another message."""
+    named = CompletionFields.model_fields.keys()
+    fields = {name: getattr(body, name) for name in body.model_fields_set & named}
+    if draw(st.booleans()):
+        fields |= {"message": make.raw(_answer_value(draw, 0)), "partial": True}
+    if body.token_ids is not None:
+        length = draw(st.integers(0, len(body.token_ids)))
+        fields["token_ids"] = TokenIds.of(body.token_ids.json()[:length])
+        if body.logprobs is not None:
+            fields["logprobs"] = Logprobs.of(body.logprobs.json()[:length])
+    return fields

@@ -102,6 +102,17 @@ def test_another_value_under_the_same_id_is_a_conflict_and_the_first_is_kept(cli
     assert [item["value"] for item in client.get("/v1/rewards").json()["items"]] == [1.0, 3.0]
 
 
+def test_a_higher_revision_is_stored_in_the_place_of_the_first_and_a_lower_one_is_a_duplicate(
+    client: TestClient,
+) -> None:
+    post(client, line(reward("r1", 1.0)))
+    response = post(client, lines(reward("r1", 2.0, revision=2), reward("r1", 3.0, revision=1)), **NDJSON)
+    assert (response.status_code, statuses(response)) == (200, ["stored", "duplicate"])
+    again = post(client, line(reward("r1", 4.0, revision=2)))
+    assert (again.status_code, statuses(again)) == (422, ["conflict"])
+    assert [item["value"] for item in client.get("/v1/rewards").json()["items"]] == [2.0]
+
+
 def test_projects_do_not_see_each_other(client: TestClient) -> None:
     assert post(client, line(episode("e1")), X_Tracestore_Project="other").status_code == 200
     assert statuses(post(client, line(episode("e1", task_id="t")))) == ["stored"]

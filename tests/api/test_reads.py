@@ -32,6 +32,7 @@ from tests.factories import (
     user,
 )
 from tracestore import __version__
+from tracestore.store import tables as t
 from tracestore.wire.events import AnyEvent
 
 USES_TOOL = answer(assistant(None, tool_calls=[tool_use("search", '{"q": 1}')]), ids=[3, 4])
@@ -218,7 +219,7 @@ def test_values_that_are_not_finite_come_out_as_strict_json(client: TestClient) 
 def test_meta_says_what_a_client_must_know(client: TestClient) -> None:
     meta = client.get("/v1/meta", headers={"X-Tracestore-Project": "p"}).json()
     assert (meta["product"], meta["version"], meta["wire_versions"]) == ("tracestore", __version__, [1])
-    assert (meta["project"], meta["schema_revision"]) == ("p", "0001")
+    assert (meta["project"], meta["schema_revision"]) == ("p", t.REVISION)
     assert meta["limits"]["max_event_bytes"] == 16 * 2**20
     assert meta["content_encodings"] == ["gzip", "zstd"]
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.factories import agent, answer, call, completion, episode, raw, tool_call
-from tests.strategies import episodes, phased
-from tracestore.graph.merge import FieldConflict, merge, merge_phases
+from tests.strategies import episodes, phased, revised, split_up
+from tracestore.graph.merge import FieldConflict, merge, merge_phases, newest
 from tracestore.wire.arrays import TokenIds
 from tracestore.wire.base import PhasedEvent, Raw
 from tracestore.wire.call import Usage
@@ -22,6 +22,50 @@ def test_start_and_end_equal_the_whole(data: st.DataObject, events: list[AnyEven
         if isinstance(event, PhasedEvent):
             assert merge_phases(data.draw(phased(event))) == event
             break
+
+
+@settings(max_examples=40)
+@given(st.data(), episodes(max_calls=4))
+def test_what_was_told_before_changes_nothing_but_the_revision(
+    data: st.DataObject, events: list[AnyEvent]
+) -> None:
+    parts = data.draw(split_up(events))
+    told = data.draw(st.permutations(data.draw(revised(parts))))
+    assert merge(told) == merge(newest(told))
+    without = [event.model_copy(update={"revision": None}) for event in newest(told)]
+    assert merge(without) == merge(parts)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_several_revisions_the_highest_holds_whatever_the_others_say(order: int) -> None:
+    events = [
+        *(agent(phase="start", name=name, revision=number) for name, number in (("a", 1), ("b", 2))),
+        *(agent(phase="end", score=0.5), agent(phase="end", name="c", revision=9)),
+        agent(phase="end", status="ok", revision=10),
+    ]
+    assert merge(events[::order]).of("agent") == {"main": agent(name="b", status="ok", revision=10)}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_equal_revisions_that_differ_are_a_conflict(order: int) -> None:
+    events = [agent(name="a", revision=1), agent(name="b", revision=1)]
+    with pytest.raises(FieldConflict, match="field='name'"):
+        merge(events[::order])
+    assert merge([*events, agent(name="c", revision=2)]).of("agent")["main"].name == "c"
+
+
+def test_an_answer_that_is_posted_alone_is_replaced_alone() -> None:
+    whole = call("c", (), answer("a"))
+    later = answer(None, finish_reason=None, ids=[1, 2])
+    alone = [completion("c", 0, answer(None, finish_reason=None, ids=[1])), completion("c", 0, later)]
+    merged = merge([whole, alone[0], alone[1].model_copy(update={"revision": 1})])
+    assert merged.completions["c", 0] == merge([call("c", (), answer("a", ids=[1, 2]))]).completions["c", 0]
+
+
+def test_no_revision_is_the_revision_0() -> None:
+    assert merge([agent(name="a"), agent(name="a", revision=0)]).of("agent")["main"].revision == 0
+    with pytest.raises(FieldConflict):
+        merge([agent(name="a"), agent(name="b", revision=0)])
 
 
 def test_half_an_event_keeps_its_phase() -> None:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, text
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Engine, inspect, make_url, select, text
 
 from tests import factories as make
 from tests.factories import answer, assistant, call, posted, user
@@ -16,7 +18,7 @@ from tests.store.servers import postgresql
 from tracestore.graph.build import build
 from tracestore.store import Store
 from tracestore.store import tables as t
-from tracestore.store.engine import NoStore, connect
+from tracestore.store.engine import NoStore, connect, writer
 from tracestore.store.schema import view_statements
 from tracestore.store.verify import verify
 from tracestore_migrations import check, current, open_store, upgrade
@@ -127,7 +129,7 @@ seen = 0
 @event.listens_for(engine, "after_cursor_execute")
 def kill(connection, cursor, statement, *rest):
     global seen
-    seen += statement.lstrip().startswith("CREATE")
+    seen += statement.lstrip().startswith(("CREATE", "ALTER", "DROP"))
     if seen == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -135,19 +137,87 @@ upgrade(engine)
 """
 
 
+def upgrade_and_be_killed(engine: Engine, after: int) -> None:
+    command = [sys.executable, "-c", KILLED, str(engine.url), str(after)]
+    assert subprocess.run(command, check=False, timeout=120).returncode == -9
+
+
 @pytest.mark.parametrize("after", [1, 30, 85])
 def test_an_upgrade_killed_half_way_has_done_nothing_and_runs_again(engine: Engine, after: int) -> None:
-    url = str(engine.url)
-    done = subprocess.run([sys.executable, "-c", KILLED, url, str(after)], check=False, timeout=120)
-    assert done.returncode == -9
+    upgrade_and_be_killed(engine, after)
     assert tables_of(engine) == []
     upgrade(engine)
     assert check(engine) == []
 
 
-def test_postgresql_has_the_same_schema_and_the_same_law() -> None:
+# From the revisions that were released, with rows in them
+
+
+def make_store_of(engine: Engine, revision: str, source: Engine) -> None:
+    """A store as that revision had it, with the rows of a newer one as far as it knows their columns."""
+    with writer(engine).begin() as connection:
+        scripts = scripts_of_this_package()
+        steps = {"fn": lambda current, _context: scripts._upgrade_revs(revision, current)}
+        context = MigrationContext.configure(connection, opts=steps)
+        with Operations.context(context):
+            context.run_migrations()
+        columns = {
+            name: {column["name"] for column in inspect(connection).get_columns(name)}
+            for name in t.metadata.tables
+        }
+        with source.connect() as rows:
+            for name, table in t.metadata.tables.items():
+                for row in rows.execute(select(table)).mappings():
+                    known = {key: value for key, value in row.items() if key in columns[name]}
+                    connection.execute(table.insert().values(known))
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'filled.db'}") as store:
+        store.ingest("p", [posted(event) for event in EVENTS])
+        yield store
+
+
+def test_the_rows_of_the_first_revision_stay_and_may_be_replaced(engine: Engine, filled: Store) -> None:
+    make_store_of(engine, "0001", filled.engine)
+    assert current(engine) == "0001"
+    upgrade_and_be_killed(engine, 4)
+    assert current(engine) == "0001"
+    assert "raw_event: lacks revision BIGINT" in check(engine)
+    upgrade(engine)
+    assert check(engine) == []
+    _check_upgraded(str(engine.url))
+
+
+def _check_upgraded(url: str) -> None:
+    with open_store(url) as store:
+        assert store.load_graph("p", "e") == build(EVENTS)
+        assert {o.status for o in store.ingest("p", [posted(event) for event in EVENTS])} == {"duplicate"}
+        newer = call("c1", [user("w")], "c", revision=1)
+        assert [o.status for o in store.ingest("p", [posted(newer)])] == ["stored"]
+        assert store.load_graph("p", "e") == build([*EVENTS, newer])
+        assert verify(store, "p").problems == ()
+
+
+def test_postgresql_has_the_same_schema_and_the_same_law(filled: Store) -> None:
     with postgresql() as url:
         _check_on_postgresql(url)
+        older = _another_database(url)
+        engine = connect(older)
+        make_store_of(engine, "0001", filled.engine)
+        upgrade(engine)
+        assert check(engine) == []
+        engine.dispose()
+        _check_upgraded(older)
+
+
+def _another_database(url: str) -> str:
+    engine = connect(url)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("CREATE DATABASE older"))
+    engine.dispose()
+    return make_url(url).set(database="older").render_as_string(hide_password=False)
 
 
 def _check_on_postgresql(url: str) -> None:

@@ -37,6 +37,7 @@ EVERY_FIELD: list[AnyEvent] = [
         group_id="g",
         task_id="t",
         task=raw({"q": 1}),
+        revision=3,
         split="eval",
         status="infra_error",
         error="x",
@@ -158,7 +159,7 @@ EVERY_FIELD: list[AnyEvent] = [
         scorer_version="1",
         at=3,
     ),
-    make.gap(agent_id="main", call_id="c0", detail="d", at=1),
+    make.gap(agent_id="main", call_id="c0", detail="d", at=1, revision=0),
     make.snapshot(agent_id="main", parent_hash="h0", wave=0, commit_order=2, frozen=True),
     make.blob(
         role="latent",

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, event, text
 from tests import factories as make
 from tests.factories import answer, assistant, call, completion, posted, user
 from tracestore.store import Store
+from tracestore.store.query import _require_snapshot
 
 # Tables with a handful of rows, and what is no table.
 _SMALL = re.compile(r"\b(project|field_set|CONSTANT ROW|path|chain|SUBQUERY)\b")
@@ -83,7 +84,13 @@ def test_no_statement_reads_a_whole_table(store: Store) -> None:
         for one in [*_events(4), *_events(1), late]:
             store._committer._memories.clear()
             store.ingest("p", [posted(one)])
+        for one in _events(2):
+            store._committer._memories.clear()
+            store.ingest("p", [posted(one.model_copy(update={"revision": 1}))])
         store.load("p", "e1")
+        store.load("p", "e1", snapshot=24)
+        with store.read() as connection:
+            _require_snapshot(connection, 1, 24)
         store.context("p", "c1.1")
         store.request("p", "c1.1")
     assert len(seen) > 60

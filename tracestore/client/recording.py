@@ -504,7 +504,8 @@ class Agent(_Scope):
             purpose: act, summarize, select, judge, verify, title, ...
             policy, model: instead of the agent's own.
             logprobs_are: raw (before temperature and top-p/k) or processed.
-            usage: prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens, cost_usd.
+            usage: prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens,
+                reasoning_tokens, cost_usd.
             status: ok, failed or aborted; by default told from `error` and a `partial` completion.
             started_at, first_token_at, ended_at: nanoseconds UTC.
         """

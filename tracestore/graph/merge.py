@@ -3,6 +3,9 @@
     call start {id: c, request}  +  call end {id: c, completions}  ->  one call, its completions by (c,
     index)
 
+Of a phase that came in several revisions the highest holds; what the others say is forgotten first. The whole
+has the highest revision that one of its phases has.
+
 Nothing here depends on the order of the events. A field that is null says nothing and agrees with
 everything, inside nested objects too: each event may tell part of a usage or of a completion. What is told
 twice is told alike, and opaque JSON byte for byte: which of two spellings came first nobody could say.
@@ -22,10 +25,12 @@ from tracestore.graph.model import CompletionKey
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Call
 from tracestore.wire.completion import Completion, CompletionFields
-from tracestore.wire.events import AnyEvent, phase_of
+from tracestore.wire.events import AnyEvent, phase_of, revision_of
 
 Model = TypeVar("Model", bound=BaseModel)
 _PHASES = ("whole", "start", "end")
+_OWN = {"phase", "revision"}
+"""What each phase says of itself alone."""
 
 
 class FieldConflict(TracestoreError):
@@ -52,10 +57,11 @@ def merge(events: Iterable[AnyEvent]) -> Merged:
     """The entities of a set of events.
 
     Raises:
-        FieldConflict: two events of one kind and id name a field with different values or spellings.
+        FieldConflict: two events of one kind and id, each the newest of its phase, name a field with
+            different values or spellings.
     """
     same: dict[tuple[str, str], list[AnyEvent]] = defaultdict(list)
-    for event in events:
+    for event in newest(events):
         same[event.kind, event.id].append(event)
     by_kind: dict[str, dict[str, Any]] = defaultdict(dict)
     bodies: dict[CompletionKey, list[CompletionFields]] = defaultdict(list)
@@ -72,10 +78,24 @@ def merge(events: Iterable[AnyEvent]) -> Merged:
     return Merged(dict(by_kind), {key: _completion(key, bodies[key]) for key in sorted(bodies)})
 
 
-def merge_phases(events: Sequence[AnyEvent]) -> AnyEvent:
-    """One event out of the phases (and repeats) of one kind and id.
+def newest(events: Iterable[AnyEvent]) -> list[AnyEvent]:
+    """The events without those of which a higher revision is there too; repeats of the highest stay.
 
-    Its `phase` is whole when a whole or both halves are there, else the half that is.
+    Example: c0 of revision 2, c0 without one, c1 start of 1, c1 end of 0 -> all but the second
+    """
+    listed = list(events)
+    highest: dict[tuple[str, str, str], int] = {}
+    for event in listed:
+        name = (event.kind, event.id, phase_of(event))
+        highest[name] = max(highest.get(name, 0), revision_of(event))
+    return [event for event in listed if revision_of(event) == highest[event.kind, event.id, phase_of(event)]]
+
+
+def merge_phases(events: Sequence[AnyEvent]) -> AnyEvent:
+    """One event out of the phases (and repeats) of one kind and id, of whatever revisions they are.
+
+    Its `phase` is whole when a whole or both halves are there, else the half that is. Its `revision` is the
+    highest that one of them states.
 
     Raises:
         FieldConflict: a field is named twice with different values, or the halves make no valid whole.
@@ -84,7 +104,10 @@ def merge_phases(events: Sequence[AnyEvent]) -> AnyEvent:
     if all(event is first for event in events):
         return first
     ordered = sorted(events, key=lambda event: _PHASES.index(phase_of(event)))
-    fields = _union(first.kind, first.id, ordered, type(first).model_fields.keys() - {"phase"})
+    fields = _union(first.kind, first.id, ordered, type(first).model_fields.keys() - _OWN)
+    revisions = [event.revision for event in ordered if event.revision is not None]
+    if revisions:
+        fields["revision"] = max(revisions)
     phases = {phase_of(event) for event in events}
     if phases in ({"start"}, {"end"}):
         fields["phase"] = phases.pop()

@@ -78,7 +78,7 @@ SPECIAL: dict[str, frozenset[str]] = {
     "candidate_selection": frozenset({"selected", "continued", "scores"}),
     "blob": frozenset({"shape"}),
 }
-_ENVELOPE = frozenset({"v", "kind", "id", "phase"})
+_ENVELOPE = frozenset({"v", "kind", "id", "phase", "revision"})
 _NESTED_PREFIX = {"policy": "policy_", "usage": "", "error": "error_", "target": ""}
 
 How = Literal["plain", "content", "ref"]

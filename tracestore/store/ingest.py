@@ -3,24 +3,31 @@
 One event is applied in two steps: first everything that may refuse it (a duplicate, a conflict, a cycle),
 which changes nothing, then its rows, which nothing refuses. So a bad event costs its neighbours nothing, and
 one transaction takes a whole batch.
+
+An event that replaces an older revision of itself waits until the others are applied, and with it whatever
+else comes of its episode. Then the newest events of the episode are written again (`store.replace`), once.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from sqlalchemy import select
 
 from tracestore.graph.merge import FieldConflict, merge, merge_phases
+from tracestore.graph.model import CompletionKey
 from tracestore.store import tables as t
 from tracestore.store.chunks import chunks
 from tracestore.store.fields import PLACEHOLDERS, TABLES, columns_of, value_at
 from tracestore.store.load import load_answer, load_entity
 from tracestore.store.parts import Parts
-from tracestore.store.prepare import Prepared, content_pieces
+from tracestore.store.prepare import Prepared, content_pieces, prepare
+from tracestore.store.replace import Log, Logged, Scope, forget, read_log
 from tracestore.store.transaction import Entity, Transaction
 from tracestore.wire.agent import Agent
 from tracestore.wire.base import PhasedEvent
@@ -30,7 +37,7 @@ from tracestore.wire.canonical import canonical
 from tracestore.wire.completion import Completion, CompletionFields
 from tracestore.wire.context_edit import ContextEdit
 from tracestore.wire.encode import encode
-from tracestore.wire.events import AnyEvent, episode_id_of
+from tracestore.wire.events import AnyEvent, episode_id_of, phase_of, revision_of
 from tracestore.wire.tool_call import ToolCall
 
 Status = Literal["stored", "duplicate", "conflict", "error"]
@@ -61,23 +68,38 @@ class _Seen:
     """A phase that is stored."""
 
     text_hash: bytes
-    entity_key: int
+    revision: int
+    entity_key: int | None
+    """None: its entity has no row yet."""
 
 
 def apply(tx: Transaction, batch: Sequence[Prepared]) -> list[Outcome]:
     """Apply events in order; the rows are written when the transaction finishes."""
     writer = _Writer(tx)
     writer.prefetch(batch)
-    outcomes = []
+    outcomes: dict[int, Outcome] = {}
+    waiting: dict[Scope, list[int]] = {}
     for index, prepared in enumerate(batch):
-        event = prepared.event
-        try:
-            status, problem = writer.apply(prepared), None
-        except Refused as refused:
-            status, problem = refused.status, str(refused)
-        outcomes.append(Outcome(index, event.kind, event.id, status, problem))
+        if writer.replaces(prepared) or (waiting and Scope.of(prepared.event) in waiting):
+            waiting.setdefault(Scope.of(prepared.event), []).append(index)
+        else:
+            outcomes[index] = _outcome(index, prepared.event, partial(writer.apply, prepared))
+    for scope, indexes in waiting.items():
+        with writer.writing_again(scope) as log:
+            for index in indexes:
+                take = partial(writer.take, log, batch[index])
+                outcomes[index] = _outcome(index, batch[index].event, take)
     writer.parts.finish()
-    return outcomes
+    return [outcomes[index] for index in range(len(batch))]
+
+
+def _outcome(index: int, event: AnyEvent, applied: Callable[[], Status]) -> Outcome:
+    problem = None
+    try:
+        status = applied()
+    except Refused as refused:
+        status, problem = refused.status, str(refused)
+    return Outcome(index, event.kind, event.id, status, problem)
 
 
 class _Writer:
@@ -88,23 +110,26 @@ class _Writer:
 
     def prefetch(self, batch: Sequence[Prepared]) -> None:
         """Look up, in a few statements, everything the batch may refer to."""
-        tx = self._tx
         ids: dict[str, set[str]] = defaultdict(set)
         for one in batch:
             ids[one.event.kind].add(one.event.id)
         for kind in sorted(ids):
             self._prefetch_seen(kind, sorted(ids[kind]))
+        self._prefetch_rows(batch)
+
+    def _prefetch_rows(self, batch: Sequence[Prepared]) -> None:
+        tx = self._tx
         tx.prefetch_entities(name for one in batch for name in _names(one.event))
         tx.memory.contents.prefetch(tx.connection, (piece for one in batch for piece in one.pieces()))
 
     def _prefetch_seen(self, kind: str, ids: list[str]) -> None:
         raw = t.raw_event.c
         for chunk in chunks(ids):
-            query = select(raw.id, raw.phase, raw.text_hash, raw.entity_key).where(
+            query = select(raw.id, raw.phase, raw.text_hash, raw.revision, raw.entity_key).where(
                 raw.project_id == self._tx.project_id, raw.kind == kind, raw.id.in_(chunk)
             )
-            for id_, phase, text_hash, entity_key in self._tx.connection.execute(query):
-                self._seen[kind, id_][phase] = _Seen(text_hash, entity_key)
+            for id_, phase, text_hash, revision, entity_key in self._tx.connection.execute(query):
+                self._seen[kind, id_][phase] = _Seen(text_hash, revision or 0, entity_key)
 
     # --- One event --------------------------------------------------------------------------------
 
@@ -113,18 +138,23 @@ class _Writer:
         phases = self._seen[event.kind, event.id]
         same = phases.get(prepared.phase)
         if same is not None:
-            if same.text_hash != prepared.text_hash:
-                self._check_repeats(event, prepared.phase)
+            self._check_repeats(prepared, same)
             return "duplicate"
         earlier = self._earlier(event) if phases else None
         merged = event if earlier is None else _merged(earlier, event)
-        self.parts.agreed.clear()
-        self._check(event, merged)
+        self._check_parents(event)
+        self._check_episode(event)
+        self._check_answers(event)
         self._tx.pos += 1
         key = self._write(prepared, merged, earlier)
-        self._log(prepared, key)
+        self._log(Logged.of(prepared, pos=self._tx.pos, now=self._tx.now), key)
         self._remember(merged)
         return "stored"
+
+    def replaces(self, prepared: Prepared) -> bool:
+        """Whether an older revision of the event is stored."""
+        same = self._seen[prepared.event.kind, prepared.event.id].get(prepared.phase)
+        return same is not None and revision_of(prepared.event) > same.revision
 
     def _earlier(self, event: AnyEvent) -> AnyEvent:
         """What the other phases of the event say, merged."""
@@ -136,11 +166,19 @@ class _Writer:
         assert earlier is not None
         return earlier
 
-    def _check_repeats(self, event: AnyEvent, phase: str) -> None:
-        """Refuse an event whose id and phase are stored with another JSON value."""
-        self._tx.flush()
-        first = load_entity(self._tx.connection, self._tx.project_id, event.kind, event.id, phase=phase)
-        assert first is not None
+    def _check_repeats(self, prepared: Prepared, same: _Seen, first: AnyEvent | None = None) -> None:
+        """Refuse an event whose id, phase and revision are stored with another JSON value.
+
+        Args:
+            first: what is stored; None: it lies in its rows.
+        """
+        event, phase = prepared.event, prepared.phase
+        if same.text_hash == prepared.text_hash or revision_of(event) < same.revision:
+            return
+        if first is None:
+            self._tx.flush()
+            first = load_entity(self._tx.connection, self._tx.project_id, event.kind, event.id, phase=phase)
+            assert first is not None
         if canonical(encode(first)) == canonical(encode(event)):
             return
         differing = [
@@ -161,16 +199,80 @@ class _Writer:
             else:
                 self._tx.memory.open_events[name] = merged
 
+    # --- Events that replace others ---------------------------------------------------------------
+
+    @contextmanager
+    def writing_again(self, scope: Scope) -> Iterator[Log]:
+        """The newest events of a scope, to `take` others into; at the end they are written again."""
+        log = read_log(self._tx, scope)
+        last = self._tx.pos
+        yield log
+        if self._tx.pos > last:
+            self._write_again(scope, log)
+
+    def take(self, log: Log, prepared: Prepared) -> Status:
+        """Take an event into the log of its scope; its rows follow later.
+
+        It must agree with the other phases and completions as they are now, so what two events both tell
+        cannot change in later revisions of both: the first of them would contradict the other one still.
+        """
+        event = prepared.event
+        phases = self._seen[event.kind, event.id]
+        same = phases.get(prepared.phase)
+        stored = log.get(event.kind, event.id, prepared.phase)
+        if same is not None and revision_of(event) <= same.revision:
+            self._check_repeats(prepared, same, None if stored is None else stored.event)
+            return "duplicate"
+        if any(log.get(event.kind, event.id, phase) is None for phase in phases):
+            raise Refused("conflict", "episode_id: what came of it before lies in another episode")
+        self._check_parents(event)
+        self._check_episode(event)
+        try:
+            log.check(event)
+        except FieldConflict as conflict:
+            raise Refused("conflict", str(conflict)) from None
+        self._tx.pos += 1
+        log.put(Logged.of(prepared, pos=self._tx.pos, now=self._tx.now, replaces=stored))
+        key = None if stored is None else stored.entity_key
+        phases[prepared.phase] = _Seen(prepared.text_hash, revision_of(event), key)
+        self.parts.know_parent(log.merged(event.kind, event.id))
+        return "stored"
+
+    def _write_again(self, scope: Scope, log: Log) -> None:
+        last = self._tx.pos
+        state = forget(self._tx, scope, log)
+        if state is not None:
+            self._tx.memory.states[state.episode_key] = state
+        for entities in chunks(log.entities()):
+            merged = [merge_phases([one.event for one in phases]) for phases in entities]
+            batch = [prepare(event, b"") for event in merged]
+            self._prefetch_rows(batch)
+            for prepared, phases in zip(batch, entities, strict=True):
+                self._write_entity(prepared, phases)
+        self._tx.pos = last
+
+    def _write_entity(self, prepared: Prepared, phases: Sequence[Logged]) -> None:
+        """The rows of an entity and of all its phases, where nothing is left of it but its key."""
+        merged = prepared.event
+        self._tx.pos = phases[0].pos
+        self._check_answers(merged)
+        key = self._write(prepared, merged, None, known=phases[0].entity_key)
+        ends = [
+            one.pos for one in phases if isinstance(one.event, PhasedEvent) and one.event.phase != "start"
+        ]
+        if ends:
+            self._tx.buffer.update(TABLES[merged.kind], key, {"end_pos": ends[-1]})
+        for one in phases:
+            self._log(one, key)
+        self._remember(merged)
+
     # --- Refusals ---------------------------------------------------------------------------------
 
-    def _check(self, event: AnyEvent, merged: AnyEvent) -> None:
+    def _check_parents(self, event: AnyEvent) -> None:
         if isinstance(event, Call):
-            self._check_parent("call", merged.id, event.parent_call_id, "parent_call_id")
-            self._check_answers(event)
+            self._check_parent("call", event.id, event.parent_call_id, "parent_call_id")
         elif isinstance(event, Agent):
-            self._check_parent("agent", merged.id, event.parent_agent_id, "parent_agent_id")
-        elif isinstance(event, Completion):
-            self._check_answer(event)
+            self._check_parent("agent", event.id, event.parent_agent_id, "parent_agent_id")
 
     def _check_parent(self, kind: str, id_: str, parent_id: str | None, field: str) -> None:
         own = self._tx.find(kind, id_)
@@ -195,26 +297,27 @@ class _Writer:
             parents[key] = self._tx.value(TABLES[kind], key, f"parent_{kind}_key")
         return parents[key]
 
-    def _check_answers(self, event: Call) -> None:
-        call = self._tx.find("call", event.id)
-        if call is None:
+    def _check_episode(self, event: AnyEvent) -> None:
+        """A call and its completions lie in one episode."""
+        if isinstance(event, Call):
+            call_id, problem = event.id, "completions of this call were posted in another episode"
+        elif isinstance(event, Completion):
+            call_id, problem = event.call_id, f"the call {event.call_id!r} lies in another episode"
+        else:
             return
-        episode_key = self._tx.value(t.call, call.key, "episode_key")
+        call = self._tx.find("call", call_id)
+        episode_key = None if call is None else self._tx.value(t.call, call.key, "episode_key")
         episode = self._tx.find("episode", event.episode_id)
         if episode_key is not None and (episode is None or episode.key != episode_key):
-            raise Refused("conflict", "episode_id: completions of this call were posted in another episode")
-        for index, body in enumerate(event.completions or ()):
-            self._check_agrees(call.key, event.id, index, body)
+            raise Refused("conflict", f"episode_id: {problem}")
 
-    def _check_answer(self, event: Completion) -> None:
-        call = self._tx.find("call", event.call_id)
-        if call is None:
-            return
-        episode_key = self._tx.value(t.call, call.key, "episode_key")
-        episode = self._tx.find("episode", event.episode_id)
-        if episode_key is not None and (episode is None or episode.key != episode_key):
-            raise Refused("conflict", f"episode_id: the call {event.call_id!r} lies in another episode")
-        self._check_agrees(call.key, event.call_id, event.index, event)
+    def _check_answers(self, event: AnyEvent) -> None:
+        """What is posted of a completion agrees with what is stored of it."""
+        self.parts.agreed.clear()
+        for (call_id, index), body in _answers(event):
+            call = self._tx.find("call", call_id)
+            if call is not None:
+                self._check_agrees(call.key, call_id, index, body)
 
     def _check_agrees(self, call_key: int, call_id: str, index: int, body: CompletionFields) -> None:
         stored = self._stored_answer(call_key, call_id, index)
@@ -233,8 +336,14 @@ class _Writer:
 
     # --- Rows -------------------------------------------------------------------------------------
 
-    def _write(self, prepared: Prepared, merged: AnyEvent, earlier: AnyEvent | None) -> int:
-        """The rows of an event that is accepted; returns the key of its own."""
+    def _write(
+        self, prepared: Prepared, merged: AnyEvent, earlier: AnyEvent | None, *, known: int | None = None
+    ) -> int:
+        """The rows of an event that is accepted; returns the key of its own.
+
+        Args:
+            known: the key that its row had, where it is written again.
+        """
         event = prepared.event
         news = _news(merged, earlier)
         self._come_into_episode(event)
@@ -242,7 +351,7 @@ class _Writer:
             return self.parts.completion_event(event)
         if isinstance(merged, Call) and earlier is not None:
             self.parts.unsettles(merged, earlier)
-        key, is_new = self._own_key(event, earlier)
+        key, is_new = self._own_key(event, earlier, known)
         row = {**self._columns(prepared, merged, news), **self.parts.columns(merged)}
         if event.kind in PLACEHOLDERS:
             row["is_placeholder"] = False
@@ -257,7 +366,7 @@ class _Writer:
         self.parts.write(prepared, merged, news, key=key, is_first=earlier is None)
         return key
 
-    def _own_key(self, event: AnyEvent, earlier: AnyEvent | None) -> tuple[int, bool]:
+    def _own_key(self, event: AnyEvent, earlier: AnyEvent | None, known: int | None) -> tuple[int, bool]:
         """The key of the event's row, and whether the row is yet to be made."""
         kind = event.kind
         if kind in PLACEHOLDERS:
@@ -268,13 +377,15 @@ class _Writer:
             entity.is_placeholder = False
             return entity.key, is_new
         if earlier is not None:
-            return next(iter(self._seen[kind, event.id].values())).entity_key, False
+            key = next(iter(self._seen[kind, event.id].values())).entity_key
+            assert key is not None, "what came earlier is written"
+            return key, False
         if isinstance(event, ToolCall):
             sampled = self.parts.sampled_tool_call(event)
             if sampled is not None:
                 self._tx.buffer.update(t.tool_call, sampled, {"id": event.id})
                 return sampled, False
-        return self._tx.new_key(), True
+        return self._tx.new_key() if known is None else known, True
 
     def _columns(self, prepared: Prepared, merged: AnyEvent, news: frozenset[str]) -> dict[str, Any]:
         """Columns of the fields that the event is the first to name."""
@@ -305,22 +416,25 @@ class _Writer:
             episode.first_pos = self._tx.pos
             self._tx.buffer.update(t.episode, episode.key, {"first_pos": self._tx.pos})
 
-    def _log(self, prepared: Prepared, key: int) -> None:
-        event = prepared.event
+    def _log(self, one: Logged, key: int) -> None:
+        event, phase = one.event, phase_of(one.event)
         episode_id = episode_id_of(event)
-        self._seen[event.kind, event.id][prepared.phase] = _Seen(prepared.text_hash, key)
+        self._seen[event.kind, event.id][phase] = _Seen(one.text_hash, revision_of(event), key)
         self._tx.buffer.insert(
             t.raw_event,
             {
                 "kind": event.kind,
                 "id": event.id,
-                "phase": prepared.phase,
-                "text_hash": prepared.text_hash,
-                "pos": self._tx.pos,
+                "phase": phase,
+                "text_hash": one.text_hash,
+                "revision": event.revision,
+                "pos": one.pos,
+                "first_pos": one.first_pos,
+                "num_replaced": one.num_replaced,
                 "episode_key": None if episode_id is None else self._tx.entity("episode", episode_id).key,
                 "entity_key": key,
-                "field_set_key": self._tx.field_set(prepared.shape),
-                "received_at": self._tx.now,
+                "field_set_key": self._tx.field_set(one.shape),
+                "received_at": one.received_at,
             },
         )
 
@@ -344,6 +458,15 @@ def _names(event: AnyEvent) -> Iterable[tuple[str, str]]:
     elif isinstance(event, ContextEdit):
         for call_id in (*(event.replaced_call_ids or ()), *(event.kept_call_ids or ())):
             yield "call", call_id
+
+
+def _answers(event: AnyEvent) -> Iterable[tuple[CompletionKey, CompletionFields]]:
+    """The completions that an event tells of."""
+    if isinstance(event, Completion):
+        yield (event.call_id, event.index), event
+    elif isinstance(event, Call):
+        for index, body in enumerate(event.completions or ()):
+            yield (event.id, index), body
 
 
 def _merged(earlier: AnyEvent, event: AnyEvent) -> AnyEvent:

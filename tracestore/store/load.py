@@ -1,7 +1,8 @@
 """Rows -> events. The inverse of store.ingest; verify() checks that the two agree.
 
 An entity comes back whole: its phases merged, every field that was named and no other, opaque JSON byte for
-byte. At an older snapshot it comes back as it was then: only the phases that had come.
+byte. At an older snapshot it comes back as it was then: only the phases that had come. What a phase said
+before a higher revision replaced it is not kept, so a snapshot that would need it is refused.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
+from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
 from tracestore.store.chunks import chunks
 from tracestore.store.codec import decompress
@@ -25,6 +27,12 @@ from tracestore.wire.call import Attempt
 from tracestore.wire.candidate_set import Member, MemberScore
 from tracestore.wire.completion import CompletionBody, CompletionFields, VersionRun
 from tracestore.wire.events import MODELS, AnyEvent
+
+
+class SnapshotGone(TracestoreError):
+    """What an event said at this snapshot has been replaced by a later revision of it"""
+
+    status = 410
 
 
 class Content(NamedTuple):
@@ -59,18 +67,22 @@ def load_events(
     kinds: Sequence[str] | None = None,
     snapshot: int | None = None,
 ) -> list[AnyEvent]:
-    """The events of an episode and its group, merged, in the order in which they first came."""
+    """The events of an episode and its group, merged, in the order in which they first came.
+
+    Raises:
+        SnapshotGone: one of them had come at the snapshot and was replaced after it.
+    """
     raw = t.raw_event.c
-    query = _raw_events(project_id, snapshot).where(raw.episode_key == episode_key)
+    query = _raw_events(project_id).where(raw.episode_key == episode_key)
     if kinds is not None:
         query = query.where(raw.kind.in_(kinds))
     loader = _Loader(connection, project_id)
-    loader.add(connection.execute(query))
+    loader.add(_up_to(snapshot, connection, query))
     if kinds is None:
         group_id = loader.group_id(episode_key)
         if group_id is not None:
-            group = _raw_events(project_id, snapshot).where(raw.kind == "group", raw.id == group_id)
-            loader.add(connection.execute(group))
+            group = _raw_events(project_id).where(raw.kind == "group", raw.id == group_id)
+            loader.add(_up_to(snapshot, connection, group))
     return loader.events()
 
 
@@ -79,10 +91,26 @@ def load_entity(
 ) -> AnyEvent | None:
     """One entity, its phases merged, or one phase of it; None where nothing of it has come."""
     raw = t.raw_event.c
-    query = _raw_events(project_id, None).where(raw.kind == kind, raw.id == id_)
+    query = _raw_events(project_id).where(raw.kind == kind, raw.id == id_)
     loader = _Loader(connection, project_id)
     loader.add(connection.execute(query if phase is None else query.where(raw.phase == phase)))
     return next(iter(loader.events()), None)
+
+
+def load_phases(
+    connection: Connection, project_id: int, *where: ColumnElement[bool]
+) -> list[tuple[Row[Any], AnyEvent]]:
+    """Events one by one as they came, nothing merged, each with its row of the log and its `fields`.
+
+    Args:
+        where: which rows of the log.
+    """
+    raw = t.raw_event.c
+    query = _raw_events(project_id).add_columns(raw.text_hash, raw.received_at, raw.num_replaced)
+    rows = connection.execute(query.where(*where)).all()
+    loader = _Loader(connection, project_id)
+    loader.add_apart(rows)
+    return list(zip(rows, loader.events(), strict=True))
 
 
 def load_answer(
@@ -93,19 +121,43 @@ def load_answer(
     return loader.answer(call_key, index)
 
 
-def _raw_events(project_id: int, snapshot: int | None) -> Select[Any]:
+def _raw_events(project_id: int) -> Select[Any]:
     raw, names = t.raw_event.c, t.field_set.c
-    query = (
-        select(raw.kind, raw.id, raw.phase, raw.pos, raw.entity_key, raw.episode_key, names.fields)
+    return (
+        select(
+            *(raw.kind, raw.id, raw.phase, raw.revision, raw.pos, raw.first_pos),
+            *(raw.entity_key, raw.episode_key, names.fields),
+        )
         .select_from(
             t.raw_event.join(
                 t.field_set, (names.project_id == raw.project_id) & (names.key == raw.field_set_key)
             )
         )
         .where(raw.project_id == project_id)
-        .order_by(raw.pos)
+        .order_by(came_at())
     )
-    return query if snapshot is None else query.where(raw.pos <= snapshot)
+
+
+def came_at() -> ColumnElement[int]:
+    """The position at which a phase first came, in whatever revision."""
+    return func.coalesce(t.raw_event.c.first_pos, t.raw_event.c.pos)
+
+
+def _up_to(snapshot: int | None, connection: Connection, query: Select[Any]) -> list[Row[Any]]:
+    """The rows of the log that had come at a snapshot."""
+    if snapshot is None:
+        return list(connection.execute(query))
+    rows = connection.execute(query.where(came_at() <= snapshot)).all()
+    for row in rows:
+        if row.pos > snapshot:
+            raise snapshot_gone(snapshot, row.kind, row.id)
+    return list(rows)
+
+
+def snapshot_gone(snapshot: int, kind: str, id_: str) -> SnapshotGone:
+    """The error for an event that was replaced after a snapshot."""
+    hint = "its source was read again when it had grown; read the latest snapshot"
+    return SnapshotGone(snapshot=snapshot, kind=kind, id=id_, hint=hint)
 
 
 @dataclass(slots=True)
@@ -118,6 +170,14 @@ class _Entity:
     episode_key: int | None
     phases: list[str] = field(default_factory=list)
     shapes: list[str] = field(default_factory=list)
+    revisions: list[int] = field(default_factory=list)
+    """Those that were stated."""
+
+    def add(self, raw_event: Row[Any]) -> None:
+        self.phases.append(raw_event.phase)
+        self.shapes.append(raw_event.fields)
+        if raw_event.revision is not None:
+            self.revisions.append(raw_event.revision)
 
 
 class _Loader:
@@ -126,16 +186,25 @@ class _Loader:
     def __init__(self, connection: Connection, project_id: int) -> None:
         self._connection = connection
         self._project_id = project_id
-        self._entities: dict[tuple[str, str], _Entity] = {}
+        self._entities: dict[tuple[str, ...], _Entity] = {}
         self._rows: dict[str, dict[int, Row[Any]]] = {}
         self._ids: dict[str, dict[int, str]] = defaultdict(dict)
         self._contents: dict[int, Content] = {}
 
-    def add(self, raw_events: Iterable[Any]) -> None:
-        for kind, id_, phase, _, key, episode_key, fields in raw_events:
-            entity = self._entities.setdefault((kind, id_), _Entity(kind, id_, key, episode_key))
-            entity.phases.append(phase)
-            entity.shapes.append(fields)
+    def add(self, raw_events: Iterable[Row[Any]]) -> None:
+        """Events to come back merged."""
+        for row in raw_events:
+            self._entity(row, (row.kind, row.id)).add(row)
+
+    def add_apart(self, raw_events: Iterable[Row[Any]]) -> None:
+        """Events to come back each on its own."""
+        for row in raw_events:
+            self._entity(row, (row.kind, row.id, row.phase)).add(row)
+
+    def _entity(self, row: Row[Any], name: tuple[str, ...]) -> _Entity:
+        if name not in self._entities:
+            self._entities[name] = _Entity(row.kind, row.id, row.entity_key, row.episode_key)
+        return self._entities[name]
 
     def group_id(self, episode_key: int) -> str | None:
         """The group that the episode's own events name, as far as they are added."""
@@ -277,6 +346,8 @@ class _Loader:
         special = _SPECIAL.get(entity.kind)
         if special is not None:
             values |= special(self, entity, row, shape)
+        if shape.get("revision"):
+            values["revision"] = max(entity.revisions)
         values |= {name: None for name, named in shape.items() if named == 0}
         fields_set = set(shape) | {"kind", "id"}
         if "phase" in MODELS[entity.kind].model_fields:

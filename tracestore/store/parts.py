@@ -86,7 +86,7 @@ class Parts:
         if isinstance(merged, Call):
             self._call(prepared, merged, news, key, is_first)
         elif isinstance(merged, Agent):
-            self._tx.memory.parents[key] = self._key("agent", merged.parent_agent_id)
+            self.know_parent(merged)
             self._spawn_edge(merged, key)
         elif isinstance(merged, Episode):
             self._fork_edge(merged, key)
@@ -102,6 +102,17 @@ class Parts:
             if label in state.to_execute:
                 state.to_execute.discard(label)
                 state.executed[label] = key
+
+    def know_parent(self, merged: AnyEvent) -> None:
+        """What parents say before their rows do, so that no circle is closed in between."""
+        if isinstance(merged, Call):
+            parent_id = merged.parent_call_id
+        elif isinstance(merged, Agent):
+            parent_id = merged.parent_agent_id
+        else:
+            return
+        key = self._tx.entity(merged.kind, merged.id).key
+        self._tx.memory.parents[key] = self._key(merged.kind, parent_id)
 
     def _key(self, kind: str, id_: str | None) -> int | None:
         return None if id_ is None else self._tx.entity(kind, id_).key
@@ -122,7 +133,7 @@ class Parts:
     def _call(self, prepared: Prepared, merged: Call, news: frozenset[str], key: int, is_first: bool) -> None:
         tx = self._tx
         state = self._touch(merged.episode_id)
-        tx.memory.parents[key] = self._key("call", merged.parent_call_id)
+        self.know_parent(merged)
         request = None
         if merged.request is not None and not news.isdisjoint(("request", "dialect")):
             request = self._request(prepared, merged)

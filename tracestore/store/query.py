@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, select
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
 from tracestore.store.fields import union
+from tracestore.store.load import came_at, snapshot_gone
 
 _NAMED_PROJECTS = 10
 
@@ -61,10 +62,15 @@ def snapshot(connection: Connection, project: str) -> int:
 
 
 def groups(connection: Connection, project: str, *, at: int) -> Iterator[GroupRef]:
-    """Every group with an episode at snapshot `at`, in the order in which their first episode came."""
+    """Every group with an episode at snapshot `at`, in the order in which their first episode came.
+
+    Raises:
+        SnapshotGone: an event of the project had come at the snapshot and was replaced after it.
+    """
     project_id = find_project(connection, project)
     if project_id is None:
         return
+    _require_snapshot(connection, project_id, at)
     group_of = _groups_named(connection, project_id, at)
     members: dict[tuple[str, int], list[str]] = defaultdict(list)
     raw, episode = t.raw_event.c, t.episode.c
@@ -77,7 +83,7 @@ def groups(connection: Connection, project: str, *, at: int) -> Iterator[GroupRe
         )
         .where(episode.project_id == project_id, raw.pos <= at)
         .group_by(episode.key, episode.id)
-        .order_by(func.min(raw.pos))
+        .order_by(func.min(came_at()))
     )
     for key, id_ in connection.execute(here):
         named = group_of.get(key)
@@ -91,6 +97,19 @@ def groups(connection: Connection, project: str, *, at: int) -> Iterator[GroupRe
             yield GroupRef(ids[key], tuple(episode_ids), ended=key in ended)
         else:
             yield GroupRef(None, tuple(episode_ids))
+
+
+def _require_snapshot(connection: Connection, project_id: int, at: int) -> None:
+    """Refuse a snapshot of which something was replaced; reads what came after it, and no more."""
+    raw = t.raw_event.c
+    replaced = connection.execute(
+        select(raw.kind, raw.id)
+        .where(raw.project_id == project_id, raw.pos > at, raw.first_pos <= at)
+        .order_by(raw.pos)
+        .limit(1)
+    ).first()
+    if replaced is not None:
+        raise snapshot_gone(at, replaced.kind, replaced.id)
 
 
 def _ended_groups(connection: Connection, project_id: int, at: int) -> set[int]:

@@ -57,6 +57,13 @@ class RunIds:
             _, oldest = self._ids.popitem(last=False)
             self._bytes -= oldest.nbytes
 
+    def forget(self, keys: Iterable[int]) -> None:
+        """The rows of these runs are about to spell something else."""
+        for key in keys:
+            ids = self._ids.pop(key, None)
+            if ids is not None:
+                self._bytes -= ids.nbytes
+
     def get(self, run: Run, *, connection: Connection) -> Ids:
         """Every id that a run spells; its beginning must be known."""
         found = self._ids.get(run.key)

@@ -93,6 +93,7 @@ class Store:
 
         Raises:
             NotFound: no such episode (then).
+            SnapshotGone: an event of it that had come then was replaced since.
         """
         with self.read() as connection:
             project_id = query.find_project(connection, project)
@@ -148,7 +149,11 @@ class Store:
             return query.snapshot(connection, project)
 
     def groups(self, project: str, *, snapshot: int | None = None) -> list[query.GroupRef]:
-        """Every group that has an episode, in the order in which their first episode came."""
+        """Every group that has an episode, in the order in which their first episode came.
+
+        Raises:
+            SnapshotGone: an event that had come at the snapshot was replaced since.
+        """
         with self.read() as connection:
             at = query.snapshot(connection, project) if snapshot is None else snapshot
             return list(query.groups(connection, project, at=at))

@@ -6,7 +6,7 @@ How to read a table:
 - `key` is our own int64, unique in the whole database: `project_id << 40 | n`, where n counts up under
   the lock of the project's row. `X_key` refers to the row of table X. `id` and `X_id` are the client's text.
 - `pos` is the commit position at which a fact came, `end_pos` the one at which its last phase came. Every
-  position is one `raw_event`, so a snapshot is a number: the rows whose events came up to it.
+  position is one event that was stored, so a snapshot is a number: the rows whose events came up to it.
 - A row that is referred to before it came is a placeholder: `is_placeholder`, and no `pos`.
 - Unknown is NULL. Times are nanoseconds UTC. Text that clients may fill freely is `ExactText`.
 - Foreign keys are checked at commit, so rows of one transaction may be written in any order.
@@ -37,7 +37,7 @@ from sqlalchemy.schema import SchemaItem
 
 from tracestore.store.types import ExactText
 
-REVISION = "0001"
+REVISION = "0002"
 """Migration that makes exactly these tables; `tracestore_migrations` has it as its head."""
 
 KEY_BITS = 40
@@ -174,7 +174,8 @@ redaction = _table(
 # The names of the fields that an event named, as JSON: a field posted as null is not a field left out.
 field_set = _table("field_set", _key(), Column("fields", Text, nullable=False), rowid=False)
 
-# One row per event and phase; no bodies: an event is read back from the rows of its entity.
+# One row per event and phase; no bodies: an event is read back from the rows of its entity. An event that is
+# replaced by a higher revision moves to the position at which that came, and leaves its own empty.
 raw_event = _table(
     "raw_event",
     Column("kind", Text, nullable=False),
@@ -183,7 +184,10 @@ raw_event = _table(
     # sha256 of the posted text. A retry has the same text; an event with another text is compared with the
     # stored one by JSON value, which costs more than all else if it is done for every event that comes.
     Column("text_hash", LargeBinary, nullable=False),
+    Column("revision", BigInteger),  # as stated; NULL counts as 0
     _pos(),
+    Column("first_pos", BigInteger),  # at which its first revision came; NULL: this is the first
+    Column("num_replaced", BigInteger),  # revisions that came before this one; NULL: none
     _ref("episode_key", "episode"),  # NULL for a group
     Column("entity_key", BigInteger, nullable=False),  # the row of the kind's own table
     _ref("field_set_key", "field_set", required=True),
@@ -407,6 +411,7 @@ call = _table(
     Column("num_completions", BigInteger),  # posted inside the call; NULL: none were
     Column("prompt_tokens", BigInteger),
     Column("cached_tokens", BigInteger),
+    Column("cache_write_tokens", BigInteger),
     Column("completion_tokens", BigInteger),
     Column("reasoning_tokens", BigInteger),
     Column("cost_usd", Double),

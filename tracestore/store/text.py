@@ -41,7 +41,8 @@ def describe_json(data: bytes) -> Described:
 
 def may_use_tools(message: bytes) -> bool:
     """False for a message in which no tool use can stand; far cheaper than looking for one."""
-    return b"_call" in message or b"tool_use" in message or b"\\u" in message
+    marks = (b"_call", b"functionCall", b"tool_use", b"\\u")
+    return any(mark in message for mark in marks)
 
 
 def _tool_name(message: bytes) -> str | None:

@@ -21,7 +21,7 @@ from tracestore.graph.tokens import completion_ids, prompt_ids
 from tracestore.store import tables as t
 from tracestore.store.codec import decompress
 from tracestore.store.fields import PLACEHOLDERS, TABLES
-from tracestore.store.load import load_events, path_contents, read_contents, read_paths
+from tracestore.store.load import came_at, load_events, path_contents, read_contents, read_paths
 from tracestore.store.query import find_project
 from tracestore.store.runs import read_chains, spell
 from tracestore.store.store import Store
@@ -107,18 +107,24 @@ class _Checker:
                 yield Finding("content_size", where, f"it has {len(data)} bytes, the row says {row.size}")
 
     def positions(self) -> Iterator[Finding]:
-        """Commit positions are 1 to n, each once."""
+        """Commit positions are 1 to n, each that of one event or left empty by one that was replaced."""
         p, raw = t.project.c, t.raw_event.c
         last = self._connection.execute(
             select(p.commit_seq).where(p.project_id == self._project_id)
         ).scalar_one()
-        number, first, highest = self._connection.execute(
-            select(func.count(), func.min(raw.pos), func.max(raw.pos)).where(
-                raw.project_id == self._project_id
-            )
+        number, replaced, first, highest = self._connection.execute(
+            select(
+                func.count(),
+                func.coalesce(func.sum(raw.num_replaced), 0),
+                func.min(came_at()),
+                func.max(raw.pos),
+            ).where(raw.project_id == self._project_id)
         ).one()
-        if number != last or (number and (first, highest) != (1, last)):
-            detail = f"{number} events lie at positions {first} to {highest}, the project counts to {last}"
+        if number + replaced != last or (number and (first, highest) != (1, last)):
+            detail = (
+                f"{number} events and {replaced} that they replaced lie at positions {first} to {highest}, "
+                f"the project counts to {last}"
+            )
             yield Finding("commit_positions", "project", detail)
 
     def entities(self) -> Iterator[Finding]:

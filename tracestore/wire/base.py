@@ -97,7 +97,11 @@ class EventBase(Wire):
     v: Literal[1] = 1
     """Wire version."""
     id: Id
-    """Unique per project and kind; the same again is a duplicate, another JSON value a conflict."""
+    """Unique per project and kind; the same again is a duplicate, another JSON value a conflict, unless its
+    revision is another."""
+    revision: Ordinal | None = None
+    """How many records of its source this was made of, where the source may grow. Of one kind, id and phase
+    the highest revision holds and replaces the lower ones; None is 0. Equal revisions must agree."""
     meta: Raw | None = None
     """Free JSON of the harness; the only place where unknown fields may stand."""
 

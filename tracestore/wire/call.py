@@ -23,6 +23,8 @@ class Usage(Wire):
     """Tokens the server read, cached ones included."""
     cached_tokens: Count | None = None
     """Part of prompt_tokens served from cache; None when the provider does not say, which is not 0."""
+    cache_write_tokens: Count | None = None
+    """Part of prompt_tokens that the server wrote to its cache, where it bills that apart."""
     completion_tokens: Count | None = None
     """Tokens the server sampled over all completions, reasoning included."""
     reasoning_tokens: Count | None = None

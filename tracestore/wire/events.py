@@ -48,6 +48,11 @@ def phase_of(event: AnyEvent) -> str:
     return getattr(event, "phase", "whole")
 
 
+def revision_of(event: AnyEvent) -> int:
+    """The revision of an event: the higher holds, and one that states none is 0."""
+    return event.revision or 0
+
+
 def episode_id_of(event: AnyEvent) -> str | None:
     """The episode an event belongs to; None for a group."""
     if isinstance(event, Group):

@@ -191,9 +191,15 @@ _SPAN = {nf: _span(non_finite=nf) for nf in (False, True)}
 _NEGATIVE_ZERO = re.compile(r"-0(?![.0-9eE])")
 _CONSTANT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|(-?Infinity|NaN)', re.DOTALL)
 _WHITE_SPACE = re.compile(r"[ \t\n\r]*")
+_BLANKS = frozenset(" \t\n\r")
+_PLAIN_KEY = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
+_COMMA = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
 
 
 def _space(text: str, position: int) -> int:
+    # Mostly there is none, or one blank: a look at the next character is cheaper than a match.
+    if text[position : position + 1] not in _BLANKS:
+        return position
     match = _WHITE_SPACE.match(text, position)
     assert match
     return match.end()
@@ -213,6 +219,9 @@ def malformed(text: str, position: int, problem: str) -> NoReturn:
 
 def _key(text: str, position: int) -> tuple[str, int]:
     """The key at a position, and where its value begins."""
+    plain = _PLAIN_KEY.match(text, position)
+    if plain is not None:
+        return plain[1], plain.end()
     if not text.startswith('"', position):
         malformed(text, position, "expected a key in double quotes")
     try:
@@ -289,12 +298,14 @@ class _Scanner:
                 values[key], position = self.value(position, shape.get(key))
             except EventError as error:
                 raise error.below(key) from None
+            comma = _COMMA.match(text, position)
+            if comma is not None:
+                position = comma.end()
+                continue
             position = _space(text, position)
             if text.startswith("}", position):
                 return values, position + 1
-            if not text.startswith(",", position):
-                malformed(text, position, "expected , or } after a value")
-            position = _space(text, position + 1)
+            malformed(text, position, "expected , or } after a value")
 
     def _array(self, position: int, shape: Shape) -> tuple[list[Any], int]:
         text = self.text
