@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tracestore.graph.model import Graph
+from tracestore.graph.model import Graph, Rendering
 from tracestore.shards.manifest import Conservation
 from tracestore.shards.reasons import Reason, label_of
 from tracestore.shards.row import Row
@@ -24,6 +24,11 @@ class Tally:
     completions: int = 0
     calls_without_ids: int = 0
     tokens_without_ids: int | None = None
+    rendered: int = 0
+    not_rendered: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    details: dict[str, str] = field(default_factory=dict)
+    """The first example of each why in `not_rendered` that has one."""
 
     def __iadd__(self, other: Tally) -> Tally:
         self.sampled += other.sampled
@@ -33,6 +38,10 @@ class Tally:
         self.calls_without_ids += other.calls_without_ids
         if other.tokens_without_ids is not None:
             self.tokens_without_ids = (self.tokens_without_ids or 0) + other.tokens_without_ids
+        self.rendered += other.rendered
+        self.not_rendered += other.not_rendered
+        self.left_out += other.left_out
+        self.details = other.details | self.details
         return self
 
     def conservation(self) -> Conservation:
@@ -44,6 +53,9 @@ class Tally:
             completions=self.completions,
             no_token_ids_calls=self.calls_without_ids,
             no_token_ids_tokens=self.tokens_without_ids,
+            rendered_completions=self.rendered,
+            not_rendered=dict(sorted(self.not_rendered.items())),
+            left_out=dict(sorted(self.left_out.items())),
         )
         assert table.holds, f"{self.sampled} sampled tokens, {self.trained} trained, {self.excluded}"
         return table
@@ -65,7 +77,21 @@ def recorded(graphs: Iterable[Graph]) -> Tally:
             usage = None if call.usage is None else call.usage.completion_tokens
             if usage is not None and all(one is None for one in ids):
                 tally.tokens_without_ids = (tally.tokens_without_ids or 0) + usage
+        if graph.rendering is not None:
+            _count_rendering(tally, graph, graph.rendering)
     return tally
+
+
+def _count_rendering(tally: Tally, graph: Graph, rendering: Rendering) -> None:
+    tally.rendered += sum(
+        completion.token_ids is not None and key[0] in rendering.calls
+        for key, completion in graph.completions.items()
+    )
+    for problem in rendering.not_rendered.values():
+        tally.not_rendered[problem.why] += 1
+        if problem.detail is not None:
+            tally.details.setdefault(problem.why, problem.detail)
+    tally.left_out.update(what for left_out in rendering.left_out.values() for what in left_out)
 
 
 def exported(graphs: Sequence[Graph], rows: Sequence[Row]) -> Tally:
@@ -99,10 +125,22 @@ def still_open(graphs: Iterable[Graph]) -> Tally:
     return tally
 
 
+def rendering_lines(table: Conservation) -> list[tuple[str, int]]:
+    """What a chat template did, for people: (what, completions); () where none took part."""
+    if not table.rendered_completions and not table.not_rendered:
+        return []
+    lines = [("rendered", table.rendered_completions)]
+    lines += [(f"not rendered: {why}", count) for why, count in _largest_first(table.not_rendered)]
+    return lines + [(f"rendered without: {what}", count) for what, count in _largest_first(table.left_out)]
+
+
+def _largest_first(counts: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
 def table_lines(table: Conservation) -> list[tuple[str, int, str]]:
     """The table for people: (what, tokens, share of sampled), the largest exclusion first."""
-    excluded = sorted(table.excluded.items(), key=lambda item: (-item[1], item[0]))
     lines = [("sampled", table.sampled_tokens), ("trained", table.trained_tokens)]
-    lines += [(f"excluded: {label}", tokens) for label, tokens in excluded]
+    lines += [(f"excluded: {label}", tokens) for label, tokens in _largest_first(table.excluded)]
     total = table.sampled_tokens
     return [(what, tokens, f"{100 * tokens / total:.1f} %" if total else "") for what, tokens in lines]

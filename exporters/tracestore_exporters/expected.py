@@ -136,7 +136,10 @@ class _Rules:
         listed = purposes is not None and (call.purpose or "act") in purposes
         status = None if episode is None else episode.status
         split = "train" if episode is None or episode.split is None else episode.split
+        rendering = graph.rendering
+        as_recorded = rendering is not None and call.id not in rendering.calls
         questions = (
+            (as_recorded and not spec.keep_recorded, Reason.OTHER_TOKENIZER),
             (episode is not None and episode.inference_only is True, Reason.INFERENCE_ONLY),
             (status == "infra_error", Reason.INFRA_ERROR),
             (split not in spec.splits, Reason.SPLIT),

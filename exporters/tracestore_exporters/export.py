@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +27,12 @@ from tracestore.shards.schema import schema_hash
 from tracestore.shards.write import fsync_folder, write_shard
 from tracestore_exporters.conservation import Tally, exported, still_open
 from tracestore_exporters.plan import PlannedGroup, PlannedShard, closed_by, shard_plan
+from tracestore_exporters.rendering import Source, source_of
 from tracestore_exporters.rows import GroupInfo, plan_rows
 from tracestore_exporters.spec import Spec
+
+if TYPE_CHECKING:
+    from tracestore.tokens.chat import Chat
 
 Progress = Callable[[int, int], None]
 """Called with (groups done, groups in all)."""
@@ -57,16 +61,6 @@ class GroupLike(Protocol):
     def ended(self) -> bool: ...
 
 
-class Source(Protocol):
-    """What the exporter reads of a store."""
-
-    def snapshot(self, project: str) -> int: ...
-
-    def groups(self, project: str, *, snapshot: int | None = None) -> Iterable[Any]: ...
-
-    def load_graph(self, project: str, episode_id: str, *, snapshot: int | None = None) -> Graph: ...
-
-
 def export(
     store: Source,
     project: str,
@@ -74,6 +68,7 @@ def export(
     spec: Spec,
     *,
     snapshot: int | None = None,
+    chat: Chat | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
     """Writes an export of a project and returns its manifest.
@@ -81,11 +76,14 @@ def export(
     Args:
         out: a folder that does not exist or is empty.
         snapshot: commit position to read; None: the latest.
+        chat: what a spec with `render` renders text with.
 
     Raises:
         NotEmpty: something is in the folder.
         BeyondLatest: `snapshot` has not been reached.
+        NoTokenizer, NothingToRender, RenderedForRl: see `rendering.source_of`.
     """
+    source = source_of(store, spec, chat)
     folder = Path(os.path.abspath(out))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise NotEmpty(path=str(folder), hint="name a new folder: an export is never changed or mixed")
@@ -98,7 +96,7 @@ def export(
     staged = folder.with_name(f".{folder.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
     staged.mkdir()
     try:
-        manifest = _Exporter(store, project, spec, at, progress).write(staged)
+        manifest = _Exporter(source, project, spec, at, chat, progress).write(staged)
         os.replace(staged, folder)
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
@@ -109,12 +107,19 @@ def export(
 
 class _Exporter:
     def __init__(
-        self, store: Source, project: str, spec: Spec, snapshot: int, progress: Progress | None
+        self,
+        store: Source,
+        project: str,
+        spec: Spec,
+        snapshot: int,
+        chat: Chat | None,
+        progress: Progress | None,
     ) -> None:
         self._store = store
         self._project = project
         self._spec = spec
         self._snapshot = snapshot
+        self._chat = chat
         self._progress = progress
         self._tally = Tally()
         self._causes: Counter[str] = Counter()
@@ -156,16 +161,21 @@ class _Exporter:
             self._progress(self._done, self._total)
 
     def _manifest(self, shards: Sequence[ShardEntry]) -> Manifest:
+        chat = self._chat
+        trains = any(shard.trained_tokens for shard in shards)
         return Manifest(
             schema_hash=schema_hash(),
             project=self._project,
             snapshot=self._snapshot,
             spec=self._spec.model_dump(mode="json"),
             spec_hash=self._spec.spec_hash,
+            tokenizer_hash=None if chat is None else chat.tokenizer_hash,
+            template_hash=None if chat is None else chat.template_hash,
             libraries={
                 "numpy": np.__version__,
                 "pyarrow": pa.__version__,
                 "tracestore": tracestore.__version__,
+                **({} if chat is None else chat.libraries),
             },
             shards=tuple(shards),
             groups=self._total,
@@ -173,8 +183,19 @@ class _Exporter:
             samples=sum(shard.samples for shard in shards),
             causes=dict(sorted(self._causes.items())),
             conservation=self._tally.conservation(),
-            notes=() if any(shard.trained_tokens for shard in shards) else self._why_empty(),
+            notes=(*(() if trains else self._why_empty()), *self._of_rendering()),
         )
+
+    def _of_rendering(self) -> tuple[str, ...]:
+        """What a chat template could not say, each with its first example."""
+        tally = self._tally
+        notes = []
+        for why, completions in tally.not_rendered.most_common():
+            example = f", the first: {tally.details[why]}" if why in tally.details else ""
+            notes.append(f"{completions} completions are not rendered: {why}{example}")
+        for what, completions in tally.left_out.most_common():
+            notes.append(f"{completions} completions are rendered without all of their {what}")
+        return tuple(notes)
 
     def _why_empty(self) -> tuple[str, ...]:
         """What to change when nothing came out that trains."""
@@ -187,7 +208,7 @@ class _Exporter:
         if tally.sampled == 0:
             notes.append(
                 f"no call has token ids ({tally.calls_without_ids} answered calls without): "
-                "ask the inference server for them, text is not tokenised here"
+                "ask the inference server for them, or render their text (--render)"
             )
         for label, tokens in tally.excluded.most_common():
             notes.append(f"{tokens} of {tally.sampled} sampled tokens are excluded as {label}")

@@ -185,6 +185,8 @@ class _Part:
 
     def calls(self) -> list[CallEntry]:
         entries = []
+        rendering = self._graph.rendering
+        rendered: frozenset[str] = frozenset() if rendering is None else rendering.calls
         for call_id, call in self._graph.calls.items():
             spans = request_param_spans(call.request)
             params = {
@@ -209,6 +211,7 @@ class _Part:
                     params=_as_object(spans) if spans else None,
                     parent_completion=self._completion(link.parent),
                     link=link.how,
+                    rendered=call_id in rendered,
                 )
             )
         return entries

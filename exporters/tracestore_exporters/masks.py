@@ -15,6 +15,7 @@ import numpy as np
 from tracestore.graph.model import CompletionKey, Graph
 from tracestore.graph.tokens import is_ids_incomplete
 from tracestore.shards.reasons import Reason
+from tracestore.tokens.render import has_recorded_ids
 from tracestore.wire.arrays import Logprobs
 from tracestore.wire.call import Call
 from tracestore.wire.candidate_set import CandidateSelection, CandidateSet, Treatment
@@ -143,6 +144,9 @@ class Masks:
 
 def episode_reason(graph: Graph, spec: Spec) -> Reason | None:
     """Why no token of an episode trains, if so."""
+    rendering = graph.rendering
+    if rendering is not None and not rendering.calls and not spec.keep_recorded and has_recorded_ids(graph):
+        return Reason.OTHER_TOKENIZER
     episode = graph.episode
     if episode is None:
         return None if "train" in spec.splits else Reason.SPLIT

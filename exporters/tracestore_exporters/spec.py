@@ -51,6 +51,13 @@ class Spec(BaseModel):
     candidates: Treatment = "shared"
     """Treatment of the candidate sets whose selection names none. `exclude` masks the rejected members; the
     other treatments change credit, not masks."""
+    render: bool = False
+    """Whether episodes without any recorded token id get those that a chat template gives their text."""
+    render_for_rl: bool = False
+    """Whether they may in an export for `rl` too, though no policy sampled these ids."""
+    keep_recorded: bool = False
+    """With `render`: whether episodes with recorded ids train beside the rendered ones. They are left out
+    otherwise, since nothing says that they are of the same tokenizer."""
     rewards: Names | None = None
     """Names of the rewards to carry; None: all."""
     max_row_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,10 +28,14 @@ from tracestore.shards.row import Row, Sample
 from tracestore.shards.views import BrokenForest, check_forest
 from tracestore.shards.write import file_sha256
 from tracestore_exporters.expected import Expected, expected_of_group
-from tracestore_exporters.export import GroupLike, Source, group_info
+from tracestore_exporters.export import GroupLike, group_info
 from tracestore_exporters.header import header
 from tracestore_exporters.masks import Masks
+from tracestore_exporters.rendering import Source, source_of_export
 from tracestore_exporters.spec import Spec
+
+if TYPE_CHECKING:
+    from tracestore.tokens.chat import Chat
 
 TABLES = ("episodes", "agents", "calls", "completions", "candidate_sets", "edits", "rewards", "blobs")
 """Tables of a row that come from the store as they are."""
@@ -75,11 +79,15 @@ class Report:
             self.dropped += 1
 
 
-def verify_export(store: Source, project: str, path: str | Path) -> Report:
+def verify_export(store: Source, project: str, path: str | Path, *, chat: Chat | None = None) -> Report:
     """Checks an export against the store it came from, at its own snapshot.
+
+    Args:
+        chat: what the export was rendered with, if it was.
 
     Raises:
         NotAnExport, ManifestCorrupt, OtherSchema: there is nothing to check.
+        NoTokenizer, OtherTokenizer: it was rendered with what `chat` is not.
     """
     report = Report(path=str(path))
     source = open_export(path)
@@ -88,7 +96,7 @@ def verify_export(store: Source, project: str, path: str | Path) -> Report:
         report.add("other_project", str(path), f"exported from {manifest.project!r}, verified in {project!r}")
         return report
     spec = Spec.model_validate(manifest.spec)
-    check = _Check(store, manifest, spec, report)
+    check = _Check(source_of_export(store, manifest, spec, chat), manifest, spec, report)
     for shard in manifest.shards:
         for row in _rows_of(source, shard, report):
             check.row(row, where=f"{shard.file} row {report.rows}")
@@ -141,6 +149,9 @@ class _Check:
         self._spec = spec
         self._report = report
         self._excluded: Counter[str] = Counter()
+        self._rendered = 0
+        self._not_rendered: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
         self._groups = {
             _group_key(ref.group_id, ref.episode_ids): ref
             for ref in store.groups(manifest.project, snapshot=manifest.snapshot)
@@ -213,6 +224,7 @@ class _Check:
             graphs = self._graphs(ref)
             if group_info(list(graphs.values()), project=self._manifest.project, group=ref) is None:
                 self._add(_sampled(graphs), Reason.GROUP_OPEN)
+                self._count_rendering(graphs)
                 continue
             expected = expected_of_group(graphs, self._spec)
             if any((one.reason == Reason.TRAINED).any() for one in expected.values()):
@@ -245,6 +257,14 @@ class _Check:
                 "manifest",
                 f"recomputed {dict(sorted(self._excluded.items()))}, the table {table.excluded}",
             )
+        for name, recomputed in (
+            ("rendered_completions", self._rendered),
+            ("not_rendered", dict(self._not_rendered)),
+            ("left_out", dict(self._left_out)),
+        ):
+            if recomputed != getattr(table, name):
+                said = getattr(table, name)
+                report.add("rendering_count", "manifest", f"{name} {recomputed}, the table {said}")
         if not table.holds:
             report.add("conservation", "manifest", "sampled is not trained + excluded")
         for key in sorted(self._seen):
@@ -261,6 +281,16 @@ class _Check:
                     self._excluded[label_of(value)] += count
         stray = _sampled(graphs) - sum(len(one.ids) for one in expected.values())
         self._add(stray, Reason.CALL_INCOMPLETE)
+        self._count_rendering(graphs)
+
+    def _count_rendering(self, graphs: Mapping[str, Graph]) -> None:
+        for graph in graphs.values():
+            if graph.rendering is not None:
+                keys = [key for key, one in graph.completions.items() if one.token_ids is not None]
+                self._rendered += sum(call_id in graph.rendering.calls for call_id, _ in keys)
+                self._not_rendered.update(one.why for one in graph.rendering.not_rendered.values())
+                for left_out in graph.rendering.left_out.values():
+                    self._left_out.update(left_out)
 
     def _add(self, tokens: int, reason: Reason) -> None:
         self._report.sampled_tokens += tokens

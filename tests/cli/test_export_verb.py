@@ -164,3 +164,20 @@ def test_a_folder_that_is_no_export_was_asked_for_wrongly(url: str, tmp_path: Pa
     with pytest.raises(NotAnExport) as error:
         run("verify", "--db", url, "--project", "p", str(tmp_path / name))
     assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("format_", ["atif", "otlp"])
+def test_export_writes_episodes_in_a_format_of_others(
+    format_: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run("export", "--format", format_, "--db", url, "--project", "p", "--out", str(out), "--json") == 0
+    report = last_json(capsys)
+    assert report["episodes"] == len(list(out.iterdir()))
+    assert report["written"]["call"] > 0
+    assert report["lost"] == {}
+
+
+def test_a_format_of_others_has_no_spec(url: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="belongs to shards"):
+        run("export", "--format", "atif", "--objective", "sft", "--db", url, "--out", str(tmp_path / "out"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.train.exports import export_of
-from tests.train.models import one_thread, tiny
+from tests.train.models import tiny
 from tests.train.rows import episodes_of_one_call
 from tracestore.cli import train
 from tracestore.cli.common import UsageError
@@ -27,8 +27,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 def run(*argv: str | Path) -> int:
     parser = argparse.ArgumentParser()
     train.add_parser(parser.add_subparsers())
-    with one_thread():
-        return train.run(parser.parse_args(["train", *map(str, argv)]))
+    return train.run(parser.parse_args(["train", *map(str, argv)]))
 
 
 def test_json_ends_with_one_object_that_sums_the_run_up(

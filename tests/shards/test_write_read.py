@@ -153,8 +153,8 @@ def test_a_cut_manifest_is_found(folder: Path) -> None:
 
 def test_another_schema_version_is_refused(folder: Path) -> None:
     path = folder / "manifest.json"
-    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 99'))
-    with pytest.raises(OtherSchema, match="found=99, expected=1"):
+    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 99'))
+    with pytest.raises(OtherSchema, match="found=99, expected=2"):
         open_export(folder)
 
 

