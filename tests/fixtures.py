@@ -10,14 +10,18 @@ import pytest
 REPO = Path(__file__).resolve().parents[1]
 
 
+def fixtures_root() -> Path:
+    """The folder of the files, whether it is there or not."""
+    return Path(os.environ.get("TRACESTORE_FIXTURES", REPO.parent / "shared" / "fixtures"))
+
+
 def fixture(name: str) -> Path:
     """A file under `$TRACESTORE_FIXTURES`, else under `../shared/fixtures` beside the repository.
 
     Args:
         name: path below that folder, as the fixtures' manifest has it.
     """
-    root = Path(os.environ.get("TRACESTORE_FIXTURES", REPO.parent / "shared" / "fixtures"))
-    path = root / name
+    path = fixtures_root() / name
     if not path.is_file():
         pytest.skip(f"no fixture {name}: TRACESTORE_FIXTURES names the folder they are in")
     return path

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.test_main import COMMANDS
 from tests.serving import running_server
+from tracestore.importers.formats import formats
 from tracestore.store.schema import view_statements
 from tracestore_api.app import create_app
 from tracestore_migrations import open_store
@@ -106,6 +107,11 @@ def source_files() -> Iterator[str]:
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in {".py", ".sql"} and path.name != "__init__.py":
                 yield path.relative_to(ROOT).as_posix()
+
+
+def test_every_format_is_named_with_what_it_is() -> None:
+    lines = [f"| `{one.name}` | {one.title} |" for one in formats().values()]
+    assert [line for line in lines if line not in README] == []
 
 
 def test_the_layout_has_a_line_for_every_source_file() -> None:

@@ -10,9 +10,12 @@ import pytest
 
 from tests import factories as make
 from tracestore.cli import import_
-from tracestore.cli.import_ import Imported, batches
+from tracestore.cli.fidelity import Fidelity
+from tracestore.cli.import_ import batches, watch
 from tracestore.cli.main import main
-from tracestore.importers.documents import Item
+from tracestore.importers.items import Item
+from tracestore.importers.notes import Notes
+from tracestore.importers.sources import sources
 from tracestore.wire.encode import encode
 from tracestore.wire.events import AnyEvent
 
@@ -61,7 +64,7 @@ def test_what_is_refused_is_named_and_the_rest_is_stored(tmp_path: Path, capsys:
     path.write_bytes(encode(make.episode(task_id="other")) + b"\nnonsense\n" + encode(make.agent()) + b"\n")
     code, facts = run(capsys, "--db", db, path)
     assert (code, facts["stored"], facts["refused"]) == (1, 1, 2)
-    assert facts["problems"][0].startswith(f"{path}: line 2")
+    assert facts["problems"][0].startswith(f"{path}, line 2")
     assert facts["problems"][1].startswith("episode e")
 
 
@@ -87,30 +90,70 @@ def test_a_missing_file_and_a_missing_server_are_one_line_each(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "code"), [("what.json", b'{"a": 1}', 2), ("cut.gz", b"\x1f\x8b\x08", 1)]
+    ("content", "problem"),
+    [(b'{"a": 1}', "no format"), (b"\x1f\x8b\x08", "damaged"), (b"", "empty"), (b"\n \n", "empty")],
 )
-def test_a_first_file_that_cannot_be_read_is_named_and_makes_no_database(
-    name: str, content: bytes, code: int, tmp_path: Path, capsys: Capture
+def test_a_file_that_cannot_be_read_is_named_and_makes_no_database(
+    content: bytes, problem: str, tmp_path: Path, capsys: Capture
 ) -> None:
-    path, db = tmp_path / name, tmp_path / "store.db"
+    path, db = tmp_path / "what.json", tmp_path / "store.db"
     path.write_bytes(content)
-    assert main(["import", "--db", f"sqlite:///{db}", str(path)]) == code
-    assert f"path='{path}'" in capsys.readouterr().err
+    assert main(["import", "--db", f"sqlite:///{db}", str(path)]) == 1
+    assert f"{path}: {problem}" in capsys.readouterr().err
     assert not db.exists()
 
 
-def test_a_later_file_that_cannot_be_read_costs_the_others_nothing(tmp_path: Path, capsys: Capture) -> None:
+def test_files_that_cannot_be_read_cost_the_others_nothing(tmp_path: Path, capsys: Capture) -> None:
     first = written(tmp_path / "first.jsonl", [make.episode("e1")])
     last = written(tmp_path / "last.jsonl", [make.episode("e2")])
-    odd, folder = tmp_path / "odd.json", tmp_path / "folder"
+    odd = tmp_path / "odd.json"
     odd.write_bytes(b'{"a": 1}')
-    folder.mkdir()
-    code, facts = run(capsys, "--db", f"sqlite:///{tmp_path / 'store.db'}", first, odd, folder, last)
-    assert (code, facts["stored"], facts["refused"]) == (1, 2, 2)
-    assert [str(path) in problem for path, problem in zip([odd, folder], facts["problems"], strict=True)] == [
-        True,
-        True,
-    ]
+    code, facts = run(capsys, "--db", f"sqlite:///{tmp_path / 'store.db'}", first, odd, last)
+    assert (code, facts["stored"], facts["refused"]) == (1, 2, 1)
+    assert facts["problems"][0].startswith(str(odd))
+
+
+def test_a_folder_is_read_whole_and_what_no_format_knows_in_it_is_listed(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    written(tmp_path / "deep" / "er" / "one.txt", [make.episode("e1")])
+    written(tmp_path / "deep" / "two", [make.episode("e2")])
+    (tmp_path / "deep" / "README.md").write_text("# about")
+    code, facts = run(capsys, "--db", f"sqlite:///{tmp_path / 'store.db'}", tmp_path / "deep")
+    assert (code, facts["stored"], facts["refused"]) == (0, 2, 0)
+    assert facts["rows"] == {"events/episode": 2}
+    left = facts["not_understood"]["file of no known format"]
+    assert left["count"] == 1
+    assert "README.md" in left["examples"][0]
+
+
+def test_the_formats_are_listed(capsys: Capture) -> None:
+    assert main(["import", "--list-formats"]) == 0
+    assert "nemo-gym" in capsys.readouterr().out
+
+
+def test_a_report_for_people_shows_what_was_read_and_what_was_not_understood(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    written(tmp_path / "one.jsonl", [make.episode("e1")])
+    (tmp_path / "notes.txt").write_text("hello")
+    assert main(["import", "--db", f"sqlite:///{tmp_path / 'store.db'}", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "events/episode" in shown
+    assert "notes.txt" in shown
+
+
+def test_progress_counts_every_byte_of_a_file_once(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"x" * 100_000)
+    amounts: list[float] = []
+    (source,) = sources([str(path)], notes=Notes())
+    watched = watch(source, amounts.append)
+    assert len(watched.head()) < 100_000
+    with watched.open() as stream:
+        assert len(stream.read()) == 100_000
+    assert sum(amounts) == 100_000
 
 
 def test_a_batch_ends_before_it_passes_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +166,10 @@ def test_a_batch_ends_before_it_passes_a_limit(monkeypatch: pytest.MonkeyPatch) 
 
 
 def messages_in(*events: AnyEvent) -> object:
-    done = Imported()
-    done.add([item(event) for event in events], [("stored", None)] * len(events))
-    return done.facts()["messages"]
+    fidelity = Fidelity()
+    for event in events:
+        fidelity.add(event)
+    return fidelity.facts()["messages"]
 
 
 def test_a_context_sent_again_counts_once_and_equal_answers_count_each() -> None:

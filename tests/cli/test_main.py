@@ -27,15 +27,18 @@ from tracestore_api.errors import NotLoopback
 SURFACE = {
     "serve": {"--db", "--host", "--json", "--port"},
     "demo": {"--dir", "--json", "--traces"},
-    "import": {"--db", "--format", "--json", "--project", "--url", "paths"},
+    "import": {"--db", "--format", "--json", "--list-formats", "--project", "--url", "paths"},
     "show": {"--context", "--db", "--json", "--project", "id"},
     "sql": {"--csv", "--db", "--json", "--max-rows", "--project", "--timeout", "query"},
-    "export": {"--db", "--json", "--objective", "--out", "--project", "--snapshot", "--spec"},
+    "export": {
+        *("--db", "--json", "--objective", "--out", "--project", "--snapshot", "--spec"),
+        *("--render", "--template", "--tokenizer"),
+    },
     "train": {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),
         *("--max-tokens", "--micro-batch-tokens", "--seed", "--run", "--out", "--db", "--json"),
     },
-    "verify": {"--db", "--json", "--project", "exports"},
+    "verify": {"--db", "--json", "--project", "--template", "--tokenizer", "exports"},
     "db": {"action"},
     "db upgrade": {"--db", "--json"},
     "db check": {"--db", "--json"},

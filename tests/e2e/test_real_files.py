@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.commands import run_verb
 from tests.fixtures import ATROPOS, COMPETITIVE, ROUND_TRIP, fixture
 from tests.serving import Connection, running_server
-from tests.train.models import one_thread, tiny
+from tests.train.models import tiny
 from tracestore.shards.read import Export, open_export
 from tracestore.shards.row import Row
 from tracestore.train.credit import advantages
@@ -94,10 +94,9 @@ def test_a_broken_prefix_gives_two_samples_with_every_sampled_token_and_a_step_r
     assert sorted(sample.num_tokens for sample in row.samples) == [3_583, 3_844]
     assert len(row.token_ids) == shared + 3_844 - 3_089
 
-    with one_thread():
-        code, trained = run_verb(
-            capsys, "train", tmp_path / "export", "--model", model_folder, "--credit", "shared", "--steps", 1
-        )
+    code, trained = run_verb(
+        capsys, "train", tmp_path / "export", "--model", model_folder, "--credit", "shared", "--steps", 1
+    )
     assert (code, trained["steps"], trained["trained_tokens"]) == (0, 1, 702)
 
 

@@ -193,6 +193,23 @@ CUT_OFF = '{"path": "/tm'
             "openai_responses",
             (ToolUse("c", "n", CUT_OFF),),
         ),
+        (
+            assistant("", tool_calls=[{"id": "t1", "function": "bash", "arguments": Raw(b'{"cmd": "ls"}')}]),
+            "openai_chat",
+            (ToolUse("t1", "bash", '{"cmd": "ls"}'),),
+        ),
+        (
+            {
+                "role": "model",
+                "parts": [
+                    {"text": "x"},
+                    {"functionCall": {"id": "f1", "name": "n", "args": Raw(b'{ "a":1 }')}},
+                    {"function_call": {"name": "m"}},
+                ],
+            },
+            "openai_chat",
+            (ToolUse("f1", "n", '{ "a":1 }'), ToolUse(None, "m", "")),
+        ),
         (assistant("hi"), "openai_chat", ()),
         ("text", "text", ()),
         ({"role": "assistant", "tool_calls": "odd"}, "openai_chat", ()),

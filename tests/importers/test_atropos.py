@@ -3,8 +3,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.fixtures import ATROPOS, fixture
-from tests.importers.reading import of_kind, read_file, read_values
+import pytest
+
+from tests.importers.reading import (
+    as_lines,
+    assert_grows,
+    assert_order_free,
+    assert_perturbation,
+    of_kind,
+    read_data,
+    read_values,
+)
 
 
 def group(**fields: Any) -> dict[str, Any]:
@@ -73,30 +82,45 @@ def test_logprobs_of_the_sampler_count_inside_runs_only() -> None:
 def test_lists_of_another_length_refuse_the_line_and_keep_the_others() -> None:
     events, notes = read_values(group(masks=[[-100]]), group())
     assert len(of_kind(events, "group")) == 1
-    assert notes.refused == ["line 1: sequence 0 has 5 tokens and a mask of 1"]
+    assert notes.refused == ["file-0, line 1: sequence 0 has 5 tokens and a mask of 1"]
 
 
-def test_what_has_no_place_is_counted_or_kept_in_meta() -> None:
-    events, notes = read_values(group(seed=7, parsed_actions=["U"], token_scores=[[0.0] * 5]))
+def test_what_has_no_place_is_kept_in_meta() -> None:
+    mask = [-100, 2, -100, -100, -100]
+    given = group(seed=7, parsed_actions=["U"], advantages=[[0.5] * 5], masks=[mask], inference_logprobs=None)
+    events, notes = read_values(given)
     assert json.loads(of_kind(events, "group")[0].meta) == {"atropos": {"seed": 7}}
-    assert json.loads(of_kind(events, "episode")[0].meta) == {"atropos": {"parsed_actions": "U"}}
-    assert notes.not_understood == {"token_scores": 1}
+    assert json.loads(of_kind(events, "episode")[0].meta) == {
+        "atropos": {"parsed_actions": "U", "advantages": [0.5] * 5, "tokens": [3, 4, 5]}
+    }
+    assert notes.not_understood == {}
 
 
-def test_the_rubiks_cube_groups_keep_every_token_and_every_score() -> None:
-    events, notes = read_file(fixture(ATROPOS))
-    calls = of_kind(events, "call")
-    sampled = sum(len(call.completions[0].token_ids) for call in calls)
-    read = sum(len(call.prompt_token_ids) for call in calls)
-    assert len(of_kind(events, "group")) == 6
-    assert len(of_kind(events, "episode")) == len(calls) == 24
-    assert (read + sampled, sampled) == (54_669, 1_940)
-    scores: dict[str, set[float]] = {}
-    for reward in of_kind(events, "reward"):
-        scores.setdefault(reward.target.episode_id.rsplit("/", 1)[0], set()).add(reward.value)
-    assert sum(len(values) == 1 for values in scores.values()) == 2
-    assert notes.refused == []
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tokens": None},
+        {"tokens": ["x"]},
+        {"tokens": [[1, 2, 3, 4, -5]], "masks": [[-100] * 4 + [-5]]},
+        {"scores": [None]},
+        {"scores": ["high"]},
+        {"messages": ["hello"]},
+        {"messages": [[1, 2]]},
+        {"inference_logprobs": [["x"] * 5]},
+        {"masks": [[None] * 5]},
+    ],
+)
+def test_a_field_of_another_type_never_ends_the_import(fields: dict[str, Any]) -> None:
+    events, notes = read_values(group(), group(**fields))
+    assert len(of_kind(events, "group")) + len(notes.refused) == 2
 
 
-def test_reading_again_names_the_same_things() -> None:
-    assert read_values(group(), group()) == read_values(group(), group())
+def test_no_leaf_changes_without_a_trace() -> None:
+    assert_perturbation(as_lines(group(seed=7, advantages=[[0.5] * 5], images=[None])), limit=40)
+
+
+def test_a_group_read_again_names_the_same_things_and_an_equal_one_is_another() -> None:
+    two = as_lines(group(), group())
+    assert len(read_data(two).of("group")) == 2
+    assert_order_free(two, as_lines(group(scores=[1.0])))
+    assert_grows(two.splitlines())

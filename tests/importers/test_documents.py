@@ -1,54 +1,158 @@
 from __future__ import annotations
 
-import gzip
 import io
 import json
+from pathlib import Path
+from typing import Any
 
-from tests.importers.reading import read_bytes
-from tracestore.importers.documents import Names, content_id, documents, raw
-from tracestore.wire.base import Raw
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-EVENT = b'{"v":1,"kind":"episode","id":"e"}'
-
-
-def texts(data: bytes) -> list[tuple[int, bytes]]:
-    return list(documents(io.BytesIO(data)))
-
-
-def test_every_line_is_a_document_and_blank_lines_are_none() -> None:
-    assert texts(b'{"a":1}\n\n  {"b":2}  \n') == [(1, b'{"a":1}'), (3, b'{"b":2}')]
+from tracestore.importers import documents
+from tracestore.importers.documents import records
+from tracestore.importers.notes import Notes
+from tracestore.importers.sources import Source
 
 
-def test_one_value_over_many_lines_is_one_document() -> None:
-    data = json.dumps({"a": [1, 2]}, indent=1).encode()
-    ((number, text),) = texts(data)
-    assert number == 1
-    assert json.loads(text) == {"a": [1, 2]}
+def source(data: bytes) -> Source:
+    return Source("f.jsonl", lambda: io.BytesIO(data), size=len(data))
 
 
-def test_a_broken_first_line_does_not_swallow_the_lines_after_it() -> None:
-    assert texts(b'{"a":\n{"b":2}\n') == [(1, b'{"a":'), (2, b'{"b":2}')]
+def read(data: bytes) -> tuple[list[tuple[int, Any]], Notes]:
+    """[(line, value)] of a file, and what was noted."""
+    notes = Notes()
+    return [(one.line, one.value) for one in records(source(data), notes=notes)], notes
+
+
+def test_every_line_is_a_record_and_blank_lines_are_none() -> None:
+    assert read(b'{"a":1}\n\n  {"b":2}  \n')[0] == [(1, {"a": 1}), (3, {"b": 2})]
+
+
+def test_one_value_over_many_lines_is_one_record() -> None:
+    assert read(json.dumps({"a": [1, 2]}, indent=1).encode())[0] == [(1, {"a": [1, 2]})]
 
 
 def test_an_empty_file_holds_nothing() -> None:
-    assert texts(b"\n\n") == []
-    assert read_bytes(b"")[0] == []
+    found, notes = read(b"\n\n")
+    assert (found, notes.refused) == ([], [])
 
 
-def test_a_compressed_file_reads_like_the_file() -> None:
-    assert read_bytes(gzip.compress(EVENT))[0] == read_bytes(EVENT)[0]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
 
 
-def test_an_id_follows_from_the_value_not_from_its_spelling() -> None:
-    assert content_id("x", {"a": 1, "b": 2}) == content_id("x", {"b": 2, "a": 1})
-    assert content_id("x", {"a": 1}) != content_id("x", {"a": 2})
+@given(st.lists(st.dictionaries(st.text(), JSON, max_size=3), min_size=1, max_size=4), st.data())
+def test_a_record_is_read_whatever_stands_around_it(values: list[Any], data: st.DataObject) -> None:
+    written = ""
+    for value in values:
+        written += data.draw(st.sampled_from(["", " ", "\n", "\r\n\t", *(["\ufeff"] if written else [])]))
+        written += json.dumps(value, ensure_ascii=data.draw(st.booleans()))
+        written += data.draw(st.sampled_from(["\n", "\r\n", " \r\n\r\n"]))
+    encoding = data.draw(st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]))
+    found, notes = read(written.encode(encoding))
+    assert [value for _, value in found] == values
+    assert notes.refused == []
 
 
-def test_equal_documents_of_one_file_are_two_things() -> None:
-    names = Names("x")
-    first, second = names.of([1]), names.of([1])
-    assert second == f"{first}-2"
+@given(st.lists(st.dictionaries(st.text(), JSON, min_size=1, max_size=3), min_size=2, max_size=4), st.data())
+def test_a_file_that_ends_early_keeps_the_records_before_its_end(
+    values: list[Any], data: st.DataObject
+) -> None:
+    texts = [json.dumps(value).encode() + b"\n" for value in values]
+    whole = b"".join(texts)
+    end = data.draw(st.integers(len(texts[0]), len(whole)))
+    found, notes = read(whole[:end])
+    num_whole = sum(end >= len(b"".join(texts[: n + 1])) - 1 for n in range(len(texts)))
+    assert [value for _, value in found] == values[:num_whole]
+    is_cut = num_whole < len(values) and end > len(b"".join(texts[:num_whole]))
+    assert len(notes.refused) == is_cut
 
 
-def test_spans_stand_verbatim_in_what_is_written_around_them() -> None:
-    assert raw({"a": Raw(b"1e400"), "b": [Raw(b"-0")]}) == b'{"a":1e400,"b":[-0]}'
+def test_two_records_on_one_line_are_both_read_with_a_warning() -> None:
+    found, notes = read(b'{"a":1}{"b":2}\n{"c":3} {"d":4}\n{"e":5}\n')
+    assert [value for _, value in found] == [{"a": 1}, {"b": 2}, {"c": 3}, {"d": 4}, {"e": 5}]
+    assert notes.warnings == {"several records on one line": 2}
+    assert notes.refused == []
+
+
+def test_a_record_with_something_after_it_is_read_and_the_rest_refused() -> None:
+    found, notes = read(b'{"a":1} nonsense\n{"b":2}\n')
+    assert [value for _, value in found] == [{"a": 1}, {"b": 2}]
+    assert [problem.partition(":")[0] for problem in notes.refused] == ["f.jsonl, line 1"]
+
+
+def test_a_document_that_was_cut_in_a_string_keeps_what_is_complete() -> None:
+    found, notes = read(b'{"a": 1, "steps": [{"b": 2}, {"c": "with, a {comma\\')
+    assert found == [(1, {"a": 1, "steps": [{"b": 2}]})]
+    # {"a": 1, "steps": [{"b": 2}]}
+    assert notes.refused == [
+        "f.jsonl, line 1: ends in the middle; the 29 characters that are complete were read"
+    ]
+
+
+def test_an_indented_document_that_was_cut_is_one_record() -> None:
+    text = json.dumps({"a": 1, "names": ["x", "y"], "b": {"c": 2}, "d": 3}, indent=2)
+    found, notes = read(text[: text.index('"d"')].encode())
+    assert found == [(1, {"a": 1, "names": ["x", "y"], "b": {"c": 2}})]
+    assert len(notes.refused) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"\0\0\0\0", "4 NUL bytes: the file was being written when its machine stopped"),
+        (b'{"a":"\xff"}', "no UTF-8 at byte 6: invalid start byte"),
+        (b"hello", "no JSON: Expecting value at character 0: 'hello'"),
+        (b'{"a":}', "no JSON: Expecting value at character 5: '}'"),
+        (b'{"a": 1, b}', "no JSON: Expecting property name enclosed in double quotes at character 9: 'b}'"),
+        (b"[" * 199 + b"]" * 199, f"nested more than {documents.MAX_DEPTH} deep"),
+        (b"[" * 200_000 + b"]" * 200_000, f"nested more than {documents.MAX_DEPTH} deep"),
+    ],
+)
+def test_a_line_that_is_no_record_is_refused_with_its_place_and_the_others_are_read(
+    line: bytes, reason: str
+) -> None:
+    found, notes = read(b'{"first":1}\n' + line + b'\n{"last":2}\n')
+    assert found == [(1, {"first": 1}), (3, {"last": 2})]
+    assert notes.refused == [f"f.jsonl, line 2: {reason}"]
+
+
+def test_a_broken_first_line_does_not_swallow_the_lines_after_it() -> None:
+    found, notes = read(b'{"a":\n{"b":2}\n')
+    assert found == [(2, {"b": 2})]
+    assert [problem.partition(":")[0] for problem in notes.refused] == ["f.jsonl, line 1"]
+
+
+def test_a_line_longer_than_the_limit_is_refused_and_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "MAX_RECORD_BYTES", 50)
+    found, notes = read(b'{"a":1}\n{"b":"' + b"x" * 100 + b'"}\n{"c":3}\n')
+    assert found == [(1, {"a": 1}), (3, {"c": 3})]
+    assert notes.refused == ["f.jsonl, line 2: longer than 50 bytes"]
+
+
+def test_a_key_that_stands_twice_is_not_lost_in_silence() -> None:
+    found, notes = read(b'{"a":1,"a":2}\n')
+    assert found == [(1, {"a": 2})]
+    assert notes.not_understood["key that stands twice in one object"].count == 1
+
+
+def test_utf_16_that_is_cut_in_a_character_is_refused_and_its_lines_are_kept() -> None:
+    found, notes = read('{"a":1}\n{"b":2}\n{"c'.encode("utf-16")[:-1])
+    assert [value for _, value in found][:2] == [{"a": 1}, {"b": 2}]
+    assert all(problem.startswith("f.jsonl, ") for problem in notes.refused)
+    assert notes.refused
+
+
+def test_nan_is_kept_as_text_with_a_warning() -> None:
+    found, notes = read(b'{"logprob": NaN}\n')
+    assert found == [(1, {"logprob": "NaN"})]
+    assert notes.warnings == {"NaN, which is no JSON, kept as text": 1}
+
+
+def test_a_windows_path_and_lone_surrogates_are_text_like_any_other(tmp_path: Path) -> None:
+    found, _ = read(b'{"path": "C:\\\\Users\\\\a", "out": "\\ud83d \\u0000"}\n')
+    assert found == [(1, {"path": "C:\\Users\\a", "out": "\ud83d \x00"})]

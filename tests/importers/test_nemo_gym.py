@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fixtures import COMPETITIVE, NEMO_GYM, ROUND_TRIP, fixture
-from tests.importers.reading import of_kind, read_file, read_values
+from tests.fixtures import COMPETITIVE, ROUND_TRIP
+from tests.importers.reading import (
+    as_lines,
+    assert_builds,
+    assert_grows,
+    assert_order_free,
+    assert_perturbation,
+    of_kind,
+    read_fixtures,
+    read_values,
+)
 
 SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}
 THOUGHT = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
@@ -133,63 +141,72 @@ def test_a_masked_rollout_is_recorded_for_reading_only() -> None:
 
 
 def test_everything_else_of_a_line_is_kept() -> None:
-    (episode,) = of_kind(read_values(rollout(SAID, patch="diff"))[0], "episode")
-    assert json.loads(episode.meta)["nemo_gym"] == {"patch": "diff", "response": {"id": "r", "model": "m"}}
+    late = {**RESULT, "id": "i"}
+    events, notes = read_values(
+        rollout(USE, late, {"role": "user"}, patch="diff", reward_components={"a": "x"})
+    )
+    (episode,) = of_kind(events, "episode")
+    assert json.loads(episode.meta)["nemo_gym"] == {
+        "patch": "diff",
+        "reward_components": {"a": "x"},
+        "response": {"id": "r", "model": "m", "output_after_the_last_call": [late, {"role": "user"}]},
+    }
+    assert notes.not_understood == {}
+
+
+def test_empty_lists_and_routed_experts_are_kept_beside_the_call() -> None:
+    (call,) = calls_of({**SAID, **tokens([], []), "routed_experts": [[1]]})
+    assert json.loads(call.meta) == {"nemo_gym": {**tokens([], []), "routed_experts": [[1]]}}
 
 
 def test_a_task_that_nobody_attempted_is_no_episode() -> None:
     events, notes = read_values({"responses_create_params": {"input": "q"}})
     assert events == []
-    assert notes.not_understood == {"task without a response": 1}
-
-
-def test_the_round_trip_document_has_two_calls_with_their_ids() -> None:
-    events, notes = read_file(fixture(ROUND_TRIP))
-    first, second = of_kind(events, "call")
-    assert (len(first.prompt_token_ids), len(second.prompt_token_ids)) == (3_088, 3_637)
-    assert [len(call.completions[0].token_ids) for call in (first, second)] == [495, 207]
-    assert [gap.cause for gap in of_kind(events, "gap")] == ["missing_prompt"]
-    assert [one.name for one in of_kind(events, "tool_call")] == 2 * ["get_synonym_value"] + [
-        "extract_synonym_values"
-    ]
-    assert of_kind(events, "reward") == []
-    assert (notes.not_understood, notes.refused) == ({}, [])
-
-
-def test_the_coding_rollouts_are_one_group_with_every_sampled_id() -> None:
-    events, _ = read_file(fixture(COMPETITIVE))
-    calls = of_kind(events, "call")
-    assert len(of_kind(events, "group")) == 1
-    assert sum(len(call.completions[0].token_ids) for call in calls) == 5_023
-    assert all(len(call.completions[0].token_ids) == call.usage.completion_tokens for call in calls)
-
-
-def facts(path: Path) -> tuple[int, int, int]:
-    """(function calls, results, model-written messages) of a rollout file, counted without the importer."""
-    items = [
-        item
-        for line in path.read_text().splitlines()
-        for item in (json.loads(line).get("response") or {}).get("output", ())
-    ]
-    kinds = [item["type"] if item["type"] != "message" else item["role"] for item in items]
-    return kinds.count("function_call"), kinds.count("function_call_output"), kinds.count("assistant")
+    assert notes.not_understood["nemo-gym: task without a response"].count == 1
 
 
 @pytest.mark.parametrize(
-    "name",
+    "line",
     [
-        "responses_api_agents/anyswe_agent/data/example_rollouts_hermes.jsonl",
-        "responses_api_agents/anyswe_agent/data/example_rollouts_opencode.jsonl",
-        "responses_api_agents/mini_swe_agent_2/data/example_rollouts.jsonl",
-        "resources_servers/example_tool_call_multireward/data/example_rollouts.jsonl",
+        rollout("text"),
+        rollout({**SAID, **tokens([1], [-2])}),
+        rollout({**SAID, "generation_token_ids": [1], "generation_log_probs": []}),
+        rollout(SAID, reward="high", agent_ref=3),
+        rollout(SAID, usage={"input_tokens": -1, "output_tokens": "x"}),
+        {"responses_create_params": {}, "response": {"output": 3}},
+        {"responses_create_params": {}, "response": 3},
+        {"other": 1},
+        [1],
     ],
 )
-def test_no_item_of_a_real_rollout_is_lost(name: str) -> None:
-    path = fixture(NEMO_GYM + name)
-    events, _ = read_file(path)
-    items = [item for call in of_kind(events, "call") for item in wrote(call)]
-    tool_calls = of_kind(events, "tool_call")
-    uses, results, messages = facts(path)
-    assert len(tool_calls) == uses
-    assert sum(one.result is not None for one in tool_calls) == results
-    assert sum(item["type"] == "message" for item in items) == messages
+def test_a_field_of_another_type_never_ends_the_import(line: Any) -> None:
+    events, notes = read_values(rollout(SAID), line)
+    assert len(of_kind(events, "episode")) + len(notes.refused) + len(notes.not_understood) == 2
+
+
+def test_split_and_repeated_and_grown_files_give_the_same() -> None:
+    lines = [rollout(THOUGHT, USE, RESULT, SAID, _ng_task_index=0, _ng_rollout_index=n) for n in (0, 1)]
+    assert_order_free(as_lines(lines[0]), as_lines(lines[1]))
+    assert_grows(as_lines(*lines, rollout(SAID), rollout(SAID)).splitlines())
+
+
+def test_no_leaf_changes_without_a_trace() -> None:
+    line = rollout(THOUGHT, {**USE, **tokens([1, 2], [3])}, RESULT, SAID, ASKED, patch="p", mask_sample=False)
+    assert_perturbation(as_lines(line), limit=40)
+
+
+def test_the_round_trip_document_has_two_calls_with_their_ids() -> None:
+    imported = read_fixtures(ROUND_TRIP)
+    first, second = imported.of("call")
+    assert (len(first.prompt_token_ids), len(second.prompt_token_ids)) == (3_088, 3_637)
+    assert [len(call.completions[0].token_ids) for call in (first, second)] == [495, 207]
+    assert [gap.cause for gap in imported.of("gap")] == ["missing_prompt"]
+    assert imported.of("reward") == []
+    assert imported.notes.refused == []
+    assert_builds(imported)
+
+
+def test_the_coding_rollouts_are_one_group_with_every_sampled_id() -> None:
+    imported = read_fixtures(COMPETITIVE)
+    assert len(imported.of("group")) == 1
+    assert imported.report["sampled_tokens"] == imported.report["usage"]["completion_tokens"] == 5_023

@@ -241,11 +241,12 @@ def print_facts(facts: Mapping[str, object], *, args: argparse.Namespace) -> Non
 
 @contextmanager
 def progress(
-    title: str, *, args: argparse.Namespace, total: float | None = None
+    title: str, *, args: argparse.Namespace, total: float | None = None, unit: str = "items"
 ) -> Iterator[Callable[[float], None]]:
     """A progress bar on stderr for anything long; call what it yields with the amount done since last time.
 
-    Silent when stderr is no terminal and with `--json`. An unknown total (None) shows a moving bar.
+    Silent when stderr is no terminal and with `--json`. An unknown total (None) shows a moving bar. Of the
+    unit "bytes" the amounts are shown as kB, MB, GB.
 
     Example: `with progress("export", args=args, total=len(groups)) as advance: ...; advance(1)`
     """
@@ -253,13 +254,22 @@ def progress(
         yield lambda amount: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        DownloadColumn() if unit == "bytes" else MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
     )

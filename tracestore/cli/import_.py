@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from dataclasses import dataclass, field, replace
+from typing import IO, TYPE_CHECKING, Any
 
 from tracestore.cli.common import (
     Subparsers,
@@ -23,6 +22,9 @@ from tracestore.cli.common import (
     note,
     opened_store,
     print_facts,
+    print_json_line,
+    print_line,
+    print_table,
     printable,
     progress,
     verb_parser,
@@ -30,7 +32,9 @@ from tracestore.cli.common import (
 from tracestore.errors import TracestoreError
 
 if TYPE_CHECKING:
-    from tracestore.importers.documents import Item, Notes
+    from tracestore.cli.fidelity import Fidelity
+    from tracestore.importers.items import Item
+    from tracestore.importers.sources import Source
     from tracestore.store.store import Store
 
 MAX_BATCH_EVENTS = 1_000
@@ -46,20 +50,27 @@ class ServerRefused(TracestoreError):
     """The server took nothing."""
 
 
-class Unreadable(TracestoreError):
-    """This file cannot be read."""
-
-
 def add_parser(subparsers: Subparsers) -> None:
     parser = verb_parser(
         subparsers,
         "import",
         help="read trace files into a store, or post them to a running server",
-        example="tracestore import --format nemo-gym rollouts.jsonl --db sqlite:///tracestore.db",
+        example="tracestore import ~/.claude/projects --db sqlite:///tracestore.db",
     )
-    parser.add_argument("paths", metavar="PATH", nargs="+", help="file to read, .gz too; - for stdin")
     parser.add_argument(
-        "--format", metavar="NAME", default="auto", help="auto (default), events, nemo-gym, atropos"
+        "paths",
+        metavar="PATH",
+        nargs="*",
+        help="file, folder, glob pattern or archive (zip, tar; gz, zst, bz2, xz) to read; - for stdin",
+    )
+    parser.add_argument(
+        "--format",
+        metavar="NAME",
+        default="auto",
+        help="auto (default): each file is recognised by its content; else a name of --list-formats",
+    )
+    parser.add_argument(
+        "--list-formats", action="store_true", help="list the formats that can be read, and stop"
     )
     parser.add_argument(
         "--url",
@@ -70,24 +81,75 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tracestore.importers.formats import FORMATS
+    from tracestore.importers import formats
+    from tracestore.importers.sources import sources
 
-    if args.format != "auto" and args.format not in FORMATS:
-        raise UsageError(format=args.format, hint=f"formats: auto, {', '.join(FORMATS)}")
-    for path in args.paths:
-        if path != "-" and not Path(path).exists():
-            raise UsageError(path=path, hint="there is no such file")
+    if args.list_formats:
+        return _list_formats(args)
+    if not args.paths:
+        raise UsageError(hint="name a file, folder, glob pattern or archive, or - for stdin")
+    if args.format != "auto":
+        formats.named(args.format)
     done = Imported()
-    with _sink(args) as sink, progress("importing", args=args) as advance:
-        for path in args.paths:
-            _import_file(path, args.format, done=done, sink=sink, advance=advance)
-    for problem in done.problems[:_SHOWN_PROBLEMS]:
-        note(printable(problem), args=args)
-    facts = done.facts()
-    if args.json:
-        facts["problems"] = done.problems[:_SHOWN_PROBLEMS]
-    print_facts(facts, args=args)
+    notes = done.fidelity.notes
+    found = list(sources(args.paths, notes=notes, stdin=sys.stdin.buffer))
+    num_bytes = sum(source.size or 0 for source in found)
+    with (
+        _sink(args) as sink,
+        progress("importing", args=args, total=num_bytes or None, unit="bytes") as advance,
+    ):
+        watched = [watch(source, advance) for source in found]
+        for batch in batches(formats.read(watched, format=args.format, notes=notes)):
+            done.add(batch, sink(batch))
+    _report(done, args)
     return 1 if done.problems else 0
+
+
+def _list_formats(args: argparse.Namespace) -> int:
+    from tracestore.importers import formats
+
+    known = formats.formats().values()
+    if args.json:
+        print_json_line({one.name: one.title for one in known})
+    else:
+        print_table(["format", "what it is"], [(one.name, one.title) for one in known])
+    return 0
+
+
+def _report(done: Imported, args: argparse.Namespace) -> None:
+    facts = done.facts()
+    shown = done.problems[:_SHOWN_PROBLEMS]
+    if args.json:
+        print_facts(facts | {"problems": shown}, args=args)
+        return
+    for problem in shown:
+        note(printable(problem), args=args)
+    if len(done.problems) > len(shown):
+        note(f"... and {len(done.problems) - len(shown)} more problems", args=args)
+    sections = {name: facts.pop(name) for name in ("rows", "inferred", "not_understood", "warnings")}
+    print_facts(facts, args=args)
+    for title, rows in _readable(sections).items():
+        if rows:
+            print_line()
+            print_table([title, "count"], rows)
+
+
+def _readable(sections: dict[str, Any]) -> dict[str, list[tuple[str, int]]]:
+    inferred = [
+        (f"{what}, by {evidence}", num)
+        for what, by in sections["inferred"].items()
+        for evidence, num in by.items()
+    ]
+    left = [
+        (f"{name}, e.g. {one['examples'][0]}", one["count"])
+        for name, one in sections["not_understood"].items()
+    ]
+    return {
+        "rows read": list(sections["rows"].items()),
+        "inferred": inferred,
+        "not understood": left,
+        "warning": list(sections["warnings"].items()),
+    }
 
 
 def _server_url(text: str) -> str:
@@ -100,29 +162,6 @@ def _server_url(text: str) -> str:
     if not is_url:
         raise argparse.ArgumentTypeError(f"{text!r} is no URL like http://127.0.0.1:8421")
     return text
-
-
-def _import_file(
-    path: str, format_: str, *, done: Imported, sink: Sink, advance: Callable[[float], None]
-) -> None:
-    """Send what is in one file; its problems are noted with its name.
-
-    Raises:
-        Unreadable, UnknownFormat: it cannot be read, and nothing else was so far. Later ones cost the others
-            nothing.
-    """
-    from tracestore.importers.formats import UnknownFormat
-
-    before = len(done.notes.refused)
-    try:
-        for batch in batches(items(path, format=format_, notes=done.notes)):
-            done.add(batch, sink(batch))
-            advance(len(batch))
-    except (Unreadable, UnknownFormat) as error:
-        if not done.outcomes:
-            raise
-        done.failed.append(str(error))
-    done.notes.refused[before:] = [f"{path}: {problem}" for problem in done.notes.refused[before:]]
 
 
 @contextmanager
@@ -177,32 +216,46 @@ def _problem_text(problem: Any) -> str | None:
     return "; ".join(str(problem[name]) for name in ("title", "detail", "hint") if problem.get(name))
 
 
-def items(path: str, *, format: str, notes: Notes) -> Iterator[Item]:  # noqa: A002
-    """The events in a file ("-": stdin), see `tracestore.importers.formats.read`.
+def watch(source: Source, advance: Callable[[float], None]) -> Source:
+    """The source, telling `advance` of every byte that is read of it for the first time."""
 
-    Raises:
-        Unreadable: it is a folder, may not be read, or is damaged gzip.
-        UnknownFormat: as `read` does, with the path.
-    """
-    from tracestore.importers.documents import documents, opened
-    from tracestore.importers.formats import UnknownFormat, read
+    def opened() -> IO[bytes]:
+        return io.BufferedReader(_Watched(source.raw(), seen, advance))
 
-    try:
-        with _stream(path) as stream:
-            yield from read(documents(opened(stream)), format=format, notes=notes)
-    except UnknownFormat as error:
-        raise UnknownFormat(hint=error.hint, path=path, **error.values) from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise Unreadable(path=path, problem=str(error)) from error
+    seen = [0]
+    return replace(source, raw=opened)
 
 
-@contextmanager
-def _stream(path: str) -> Iterator[BinaryIO]:
-    if path == "-":
-        yield sys.stdin.buffer
-        return
-    with Path(path).open("rb") as stream:
-        yield stream
+class _Watched(io.RawIOBase):
+    def __init__(self, stream: IO[bytes], seen: list[int], advance: Callable[[float], None]) -> None:
+        self._stream = stream
+        self._seen = seen
+        self._advance = advance
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._stream.seekable()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        chunk = self._stream.read(len(buffer))
+        buffer[: len(chunk)] = chunk
+        # A file is read for its beginning, and then whole: its bytes count once.
+        if chunk and self._stream.seekable() and self._stream.tell() > self._seen[0]:
+            self._advance(self._stream.tell() - self._seen[0])
+            self._seen[0] = self._stream.tell()
+        return len(chunk)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
 
 
 def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
@@ -223,15 +276,10 @@ def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
 class Imported:
     """What one import read and what became of it."""
 
-    notes: Notes = field(default_factory=lambda: _notes())
+    fidelity: Fidelity = field(default_factory=lambda: _fidelity())
     failed: list[str] = field(default_factory=list)
     """Events that the store did not take, with the reason."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    ids: dict[str, set[str]] = field(default_factory=dict)
-    """Distinct ids of each kind."""
-    compactions: set[str] = field(default_factory=set)
-    sampled_tokens: int = 0
-    messages: _Messages = field(default_factory=lambda: _Messages())
 
     def add(self, batch: Sequence[Item], outcomes: Outcomes) -> None:
         """Count what is in a batch and what became of it."""
@@ -239,101 +287,23 @@ class Imported:
             self.outcomes[status] += 1
             if status not in ("stored", "duplicate"):
                 self.failed.append(f"{item.event.kind} {item.event.id}: {problem or status}")
-            self._count(item.event)
+            self.fidelity.add(item.event)
 
     @property
     def problems(self) -> list[str]:
-        """What did not get in: documents that could not be read, then events that were not taken."""
-        return self.notes.refused + self.failed
-
-    def _count(self, event: Any) -> None:
-        self.ids.setdefault(event.kind, set()).add(event.id)
-        if event.kind == "context_edit" and event.edit == "compaction":
-            self.compactions.add(event.id)
-        bodies = [event] if event.kind == "completion" else getattr(event, "completions", None) or ()
-        self.sampled_tokens += sum(len(body.token_ids) for body in bodies if body.token_ids is not None)
-        self.messages.add(event)
+        """What did not get in: records that could not be read, then events that were not taken."""
+        return self.fidelity.notes.refused + self.failed
 
     def facts(self) -> dict[str, object]:
         """What was read, and how much of it is stored now."""
-        facts: dict[str, object] = {
-            f"{kind}s": len(self.ids.get(kind, ()))
-            for kind in ("group", "episode", "agent", "call", "tool_call")
-        }
-        return facts | {
-            "messages": self.messages.num,
-            "compactions": len(self.compactions),
-            "sampled_tokens": self.sampled_tokens,
-            "rewards": len(self.ids.get("reward", ())),
-            "gaps": len(self.ids.get("gap", ())),
+        return self.fidelity.facts() | {
             "stored": self.outcomes["stored"],
             "duplicates": self.outcomes["duplicate"],
             "refused": len(self.problems),
-            "not_understood": dict(self.notes.not_understood),
-            "warnings": dict(self.notes.warnings),
         }
 
 
-def _notes() -> Notes:
-    from tracestore.importers.documents import Notes
+def _fidelity() -> Fidelity:
+    from tracestore.cli.fidelity import Fidelity
 
-    return Notes()
-
-
-class _Messages:
-    """Counts the messages of a stream of calls: each place of a conversation once, each answer on its own.
-
-    A context that is sent again with every call counts once; equal answers to one prompt are several.
-    """
-
-    def __init__(self) -> None:
-        self._read: set[bytes] = set()
-        self._prompt: dict[str, bytes] = {}
-        self._written: dict[tuple[str, int], list[bytes]] = {}
-
-    @property
-    def num(self) -> int:
-        written = [key for keys in self._written.values() for key in keys]
-        return len(written) + len(self._read.difference(written))
-
-    def add(self, event: Any) -> None:
-        if event.kind == "completion":
-            self._answer(event.call_id, event.index, event.message, "openai_chat")
-        if event.kind != "call":
-            return
-        if event.phase != "end":
-            self._prompt[event.id] = self._follow(self._root(event), self._context(event))
-        for index, body in enumerate(event.completions or ()):
-            self._answer(event.id, index, body.message, event.dialect)
-
-    def _root(self, event: Any) -> bytes:
-        if event.context == "whole":
-            return str(event.episode_id).encode()
-        answer = self._written.get((event.parent_call_id, event.parent_completion or 0))
-        return answer[-1] if answer else self._prompt.get(event.parent_call_id, event.parent_call_id.encode())
-
-    def _context(self, event: Any) -> list[bytes]:
-        from tracestore.graph.match import match_hash
-        from tracestore.graph.messages import messages_of
-
-        return [match_hash(m.raw, role=m.role) for m in messages_of(event.request, event.dialect)]
-
-    def _follow(self, key: bytes, hashes: Iterable[bytes]) -> bytes:
-        from tracestore.graph.match import node_key
-
-        for one in hashes:
-            key = node_key(key, one)
-            self._read.add(key)
-        return key
-
-    def _answer(self, call_id: str, index: int, message: Any, dialect: Any) -> None:
-        from tracestore.graph.match import match_hash, node_key
-        from tracestore.graph.messages import answer_messages
-
-        key = self._prompt.get(call_id, call_id.encode())
-        keys = []
-        for one in answer_messages(message, dialect):
-            key = node_key(key, match_hash(one.raw, role=one.role))
-            keys.append(key)
-        if keys:
-            self._written[call_id, index] = keys
+    return Fidelity()

@@ -205,7 +205,18 @@ def _tool_uses(message: bytes) -> Iterator[ToolUse]:
         inner = members(use)
         body = next((use[slice(*inner[name])] for name in ("function", "custom") if name in inner), b"{}")
         named = members(body)
-        yield ToolUse(_string(use, inner, "id"), _string(body, named, "name"), _arguments(body, named))
+        # Inspect has the function's name as `function`, and its arguments beside it.
+        yield ToolUse(
+            _string(use, inner, "id"),
+            _string(body, named, "name") or _string(use, inner, "function"),
+            _arguments(body, named) if named else _arguments(use, inner),
+        )
+    for part in _each(message, fields, "parts"):  # Gemini
+        inner = members(part)
+        body = next((part[slice(*inner[n])] for n in ("functionCall", "function_call") if n in inner), b"{}")
+        named = members(body)
+        if named:
+            yield ToolUse(_string(body, named, "id"), _string(body, named, "name"), _arguments(body, named))
     if "function_call" in fields and "tool_calls" not in fields:
         body = message[slice(*fields["function_call"])]
         named = members(body)
@@ -238,7 +249,7 @@ def _string(text: bytes, fields: dict[str, Place], name: str) -> str | None:
 
 
 def _arguments(text: bytes, fields: dict[str, Place]) -> str:
-    for name in ("arguments", "input"):
+    for name in ("arguments", "input", "args"):
         if name in fields:
             as_string = _string(text, fields, name)
             return text[slice(*fields[name])].decode("utf-8") if as_string is None else as_string
@@ -274,7 +285,19 @@ def preview(message: bytes) -> str:
     return text_of(message)[:PREVIEW_CHARACTERS]
 
 
-_TEXT_KEYS = ("thinking", "reasoning", "reasoning_content", "summary", "content", "text", "refusal", "output")
+_TEXT_KEYS = (
+    *(
+        "thinking",
+        "reasoning",
+        "reasoning_content",
+        "summary",
+        "content",
+        "parts",
+        "text",
+        "refusal",
+        "output",
+    ),
+)
 
 
 def _said(value: Any) -> Iterator[str]:

@@ -6,23 +6,41 @@ The file is the body of `POST /v1/events` in NDJSON: what the client writes to i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-from tracestore.importers.documents import Document, Item, Notes
+from tracestore.importers.documents import Line, lines, parsed
+from tracestore.importers.format import Format, Head, Sources
+from tracestore.importers.items import Item
+from tracestore.importers.notes import Notes
 from tracestore.wire.decode import decode_event
 from tracestore.wire.errors import EventError
 
 
-def is_own(value: Any) -> bool:
-    """Whether a parsed document looks like one of our events."""
-    return isinstance(value, dict) and {"v", "kind", "id"} <= value.keys()
+def _recognises(head: Head) -> bool:
+    return isinstance(head.first, dict) and {"v", "kind", "id"} <= head.first.keys()
 
 
-def events(documents: Iterable[Document], *, notes: Notes) -> Iterator[Item]:
-    """The events of the documents, each with the text it stands in."""
-    for document in documents:
-        try:
-            yield Item(decode_event(document.text), document.text)
-        except EventError as error:
-            notes.refused.append(f"line {document.number}: {error}")
+def read(sources: Sources, *, notes: Notes) -> Iterator[Item]:
+    """The events of the sources, each with the text it stands in."""
+    for source in sources:
+        for line in lines(source, notes=notes):
+            yield from _events(line, notes)
+
+
+def _events(line: Line, notes: Notes) -> Iterator[Item]:
+    try:
+        event = decode_event(line.text)
+    except EventError as error:
+        texts = [record.text for record in parsed(line, notes=Notes())]
+        if len(texts) > 1:
+            notes.warn("several records on one line")
+            for text in texts:
+                yield from _events(Line(line.source, line.number, text), notes)
+        else:
+            notes.refuse(line.at, error)
+        return
+    notes.rows[f"events/{event.kind}"] += 1
+    yield Item(event, line.text)
+
+
+FORMAT = Format("events", "our own wire events (NDJSON)", _recognises, read)

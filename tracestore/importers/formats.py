@@ -1,18 +1,101 @@
-"""The formats that can be read, by name, and how a file's first document tells which it is."""
+"""The formats that can be read, and how a source's beginning tells which it is in."""
 
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import entry_points
 
 from tracestore.errors import TracestoreError
-from tracestore.importers import atropos, events, nemo_gym
-from tracestore.importers.documents import Document, Item, Notes
+from tracestore.importers import (
+    adapt,
+    adk,
+    agent_lightning,
+    atif,
+    atof,
+    atropos,
+    cassettes,
+    chat,
+    claude_code,
+    claude_sdk,
+    cline,
+    codex,
+    events,
+    fast_rlm,
+    gemini_cli,
+    gemini_responses,
+    inspect_ai,
+    langfuse,
+    langsmith,
+    lats,
+    mini_swe_agent,
+    moatless,
+    nemo_gym,
+    nemo_rl,
+    opencode,
+    openevolve,
+    openhands,
+    otlp,
+    phoenix,
+    pi,
+    provider_answers,
+    reflexion,
+    rllm,
+    rlm,
+    swe_agent,
+    tree_of_thoughts,
+    verifiers,
+)
+from tracestore.importers.documents import records
+from tracestore.importers.format import HEAD_RECORDS, Format, Head
+from tracestore.importers.items import Item
+from tracestore.importers.notes import Notes
+from tracestore.importers.sources import DAMAGED, Source
 
-Reader = Callable[..., Iterator[Item]]
+ENTRY_POINTS = "tracestore.importers"
+
+_OWN = (
+    events.FORMAT,
+    agent_lightning.FORMAT,
+    atif.FORMAT,
+    atof.FORMAT,
+    phoenix.FORMAT,
+    langfuse.FORMAT,
+    langsmith.FORMAT,
+    otlp.FORMAT,
+    nemo_gym.FORMAT,
+    atropos.FORMAT,
+    inspect_ai.FORMAT,
+    codex.FORMAT,
+    claude_code.FORMAT,
+    claude_sdk.FORMAT,
+    nemo_rl.FORMAT,
+    pi.FORMAT,
+    openhands.FORMAT,
+    verifiers.FORMAT,
+    opencode.FORMAT,
+    swe_agent.FORMAT,
+    mini_swe_agent.FORMAT,
+    adk.FORMAT,
+    gemini_responses.FORMAT,
+    rllm.FORMAT,
+    gemini_cli.FORMAT,
+    fast_rlm.FORMAT,
+    cline.FORMAT,
+    rlm.FORMAT,
+    moatless.FORMAT,
+    cassettes.FORMAT,
+    provider_answers.FORMAT,
+    tree_of_thoughts.FORMAT,
+    adapt.FORMAT,
+    chat.FORMAT,
+    openevolve.FORMAT,
+    lats.FORMAT,
+    reflexion.FORMAT,
+)
+"""In the order in which a source is tried: the most telling mark first."""
 
 
 class UnknownFormat(TracestoreError):
@@ -21,52 +104,89 @@ class UnknownFormat(TracestoreError):
     exit_code = 2
 
 
-@dataclass(frozen=True)
-class Format:
-    """One format: its reader, and the test that recognises a parsed document of it."""
-
-    read: Reader
-    """`read(documents, notes=...)`, a generator of events."""
-    matches: Callable[[Any], bool]
-
-
-FORMATS: Mapping[str, Format] = {
-    "events": Format(events.events, events.is_own),
-    "nemo-gym": Format(
-        nemo_gym.events, lambda value: nemo_gym.is_rollout(value) or nemo_gym.is_round_trip(value)
-    ),
-    "atropos": Format(atropos.events, atropos.is_group),
-}
-"""What `tracestore import --format` can name, in the order in which a file is tried."""
+@cache
+def formats() -> Mapping[str, Format]:
+    """Every format by name: those here, then those of installed packages."""
+    found = {one.name: one for one in _OWN}
+    for point in entry_points(group=ENTRY_POINTS):
+        one = point.load()
+        if not isinstance(one, Format):
+            raise UnknownFormat(
+                entry_point=point.value, hint="it must name a tracestore.importers.format.Format"
+            )
+        found.setdefault(one.name, one)
+    return found
 
 
-def read(documents: Iterator[Document], *, format: str, notes: Notes) -> Iterator[Item]:  # noqa: A002
-    """The events in the documents of one file.
-
-    Args:
-        format: a name of FORMATS, or "auto": the first document decides for the whole file.
+def named(name: str) -> Format:
+    """The format of a name.
 
     Raises:
-        UnknownFormat: no format has this name, or none recognises the first document.
+        UnknownFormat: there is none.
     """
-    first = next(documents, None)
-    if first is None:
-        return
-    name = _recognised(first) if format == "auto" else format
-    if name not in FORMATS:
-        raise UnknownFormat(format=format, hint=f"formats: auto, {', '.join(FORMATS)}")
-    everything: Iterable[Document] = itertools.chain([first], documents)
-    yield from FORMATS[name].read(everything, notes=notes)
+    if name not in formats():
+        raise UnknownFormat(format=name, hint=f"formats: auto, {', '.join(formats())}")
+    return formats()[name]
 
 
-def _recognised(first: Document) -> str:
+def recognised(source: Source) -> Format | None:
+    """The format of a source by what it holds; None where no format knows it."""
+    head = head_of(source)
+    return next((one for one in formats().values() if one.recognises(head)), None)
+
+
+def head_of(source: Source) -> Head:
+    """How a source begins.
+
+    Raises:
+        Unreadable: it may not be read.
+    """
+    data = source.head()
+    if data[:2] == b"PK":
+        with source.open() as stream:
+            try:
+                return Head(data, (), tuple(zipfile.ZipFile(stream).namelist()))
+            except DAMAGED:
+                return Head(data, ())
+    if data.lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n")[:1] not in (b"{", b"["):
+        return Head(data, ())
+    # What cannot be read is noted when the source is read for its events.
+    first = itertools.islice(records(source, notes=Notes()), HEAD_RECORDS)
+    return Head(data, tuple(record.value for record in first))
+
+
+def read(sources: Iterable[Source], *, format: str, notes: Notes) -> Iterator[Item]:  # noqa: A002
+    """The events of all sources, format by format.
+
+    Args:
+        format: a name, or "auto": each source is read in the format that recognises it, and one that none
+            does is noted as not understood.
+
+    Raises:
+        UnknownFormat: no format has this name.
+    """
+    by_format: dict[str, list[Source]] = {}
+    for source in sources:
+        one = named(format) if format != "auto" else _of(source, notes)
+        if one is not None:
+            by_format.setdefault(one.name, []).append(source)
+    for name in formats():
+        if name in by_format:
+            yield from formats()[name].read(by_format[name], notes=notes)
+
+
+def _of(source: Source, notes: Notes) -> Format | None:
     try:
-        value = json.loads(first.text)
-    except ValueError as error:
-        hint = f"its first document is no JSON: {error}; name the format with --format"
-        raise UnknownFormat(line=first.number, hint=hint) from None
-    for name, one in FORMATS.items():
-        if one.matches(value):
-            return name
-    keys = sorted(value)[:8] if isinstance(value, dict) else type(value).__name__
-    raise UnknownFormat(line=first.number, keys=keys, hint=f"name one of {', '.join(FORMATS)} with --format")
+        one = recognised(source)
+    except TracestoreError as error:
+        notes.refuse(source.name, error.values.get("problem") or error)
+        return None
+    if one is None and source.is_named:
+        names = ", ".join(formats())
+        is_empty = not source.head().strip()
+        notes.refuse(
+            source.name, "empty" if is_empty else f"no format recognises it; --format names one of {names}"
+        )
+    elif one is None:
+        notes.leftover("file of no known format", source.name, at=source.name)
+    return one

@@ -28,10 +28,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracestore.importers.documents import Document, Item, Names, Notes, content_id, made, parsed, raw
+from tracestore.importers.documents import Record, records
+from tracestore.importers.format import Format, Head, Sources
+from tracestore.importers.guard import as_dict, as_list, guarded, known, logprobs, number, token_ids
+from tracestore.importers.items import Item, Names, content_id, count, left, made, raw, safe_id, taken
+from tracestore.importers.notes import Notes
 from tracestore.wire.agent import Agent
-from tracestore.wire.arrays import Logprobs, TokenIds
-from tracestore.wire.base import Raw
 from tracestore.wire.call import Call, Usage
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.episode import Episode
@@ -41,99 +43,111 @@ from tracestore.wire.reward import Reward, RewardTarget
 from tracestore.wire.tool_call import ToolCall
 
 _TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-_IN_LINE = frozenset({"responses_create_params", "response", "reward", "reward_components", "mask_sample"})
+_CUT_OUT = (*_TOKEN_FIELDS, "routed_experts")
+_PLACED = frozenset({"responses_create_params", "response"})
 
 
-def is_rollout(value: Any) -> bool:
-    """Whether a parsed document is a line of a rollout file."""
+def _is_rollout(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("responses_create_params"), dict)
 
 
-def is_round_trip(value: Any) -> bool:
-    """Whether a parsed document is the token round-trip document."""
+def _is_round_trip(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("input"), dict) and "output" in value["input"]
 
 
-def events(documents: Iterable[Document], *, notes: Notes) -> Iterator[Item]:
-    """Episodes, calls, tool calls and rewards of the documents, then the groups that they make up.
+def _recognises(head: Head) -> bool:
+    return _is_rollout(head.first) or _is_round_trip(head.first)
+
+
+def read(sources: Sources, *, notes: Notes) -> Iterator[Item]:
+    """Episodes, calls, tool calls and rewards of the sources, then the groups that they make up.
 
     A line without a `response` is a task that nobody attempted: it is noted, and no episode.
     """
-    names = Names("nemo-gym")
-    groups: dict[str, int] = {}
-    for document in documents:
-        value = parsed(document, notes)
-        if value is None:
-            continue
-        if is_rollout(value) and isinstance(value.get("response"), dict):
-            group_id = _group_id(value)
-            if group_id is not None:
-                groups[group_id] = groups.get(group_id, 0) + 1
-            yield from _rollout(value, names.of(value), group_id, notes)
-        elif is_rollout(value):
-            notes.not_understood["task without a response"] += 1
-        elif is_round_trip(value):
-            yield from _round_trip(value, names.of(value), notes)
-        else:
-            notes.refused.append(f"line {document.number}: no rollout: it has responses_create_params")
+    groups: dict[str, None] = {}
+    for source in sources:
+        names = Names("nemo-gym")
+        for record in records(source, notes=notes):
+            yield from guarded(_record(record, names, groups, notes), at=record.at, notes=notes)
     for group_id in groups:
         # No size: a file that has grown since must give the same event.
         yield made(Group, id=group_id, closed_by="event")
+
+
+def _record(record: Record, names: Names, groups: dict[str, None], notes: Notes) -> Iterator[Item]:
+    value = record.value
+    if _is_rollout(value) and isinstance(value.get("response"), dict):
+        notes.rows["nemo-gym/rollout"] += 1
+        group_id = _group_id(value)
+        if group_id is not None:
+            groups[group_id] = None
+        yield from _rollout(value, names.of(value), group_id, notes)
+    elif _is_rollout(value):
+        notes.rows["nemo-gym/task"] += 1
+        notes.leftover("nemo-gym: task without a response", value, at=record.at)
+    elif _is_round_trip(value):
+        notes.rows["nemo-gym/round trip"] += 1
+        yield from _round_trip(record, names.of(value), notes)
+    else:
+        notes.refuse(record.at, "no rollout: it has responses_create_params")
 
 
 def _group_id(value: dict[str, Any]) -> str | None:
     index = value.get("_ng_task_index")
     if index is None:
         return None
-    agent = (value.get("agent_ref") or {}).get("name")
+    agent = as_dict(value.get("agent_ref")).get("name")
     return content_id("nemo-gym-task", [index, agent, value["responses_create_params"]])
 
 
 def _rollout(value: dict[str, Any], episode_id: str, group_id: str | None, notes: Notes) -> Iterator[Item]:
-    response, params = value["response"], value["responses_create_params"]
-    shell = {
-        name: one for name, one in response.items() if name not in ("output", "tools") and one is not None
-    }
-    line = {name: one for name, one in value.items() if name not in _IN_LINE and one is not None}
+    line = {name: one for name, one in value.items() if name not in _PLACED and one is not None}
     index = value.get("_ng_task_index")
+    rewards = list(_rewards(line, episode_id))
+    # Conversation first: it says what it has no place for.
+    response, params = value["response"], value["responses_create_params"]
+    conversation = _Conversation(
+        episode_id=episode_id,
+        prompt=_prompt(params),
+        shared=_shared(params, response),
+        response=response,
+        usage=_usage(as_dict(response.get("usage"))),
+    )
+    items = list(conversation.items(as_list(response.get("output")), notes))
+    rest = _left_of(response, params.get("tools")) | conversation.unread
     yield made(
         Episode,
         id=episode_id,
         group_id=group_id,
         task_id=None if index is None else f"task-{index}",
         status="timeout" if value.get("agent_timed_out") is True else None,
-        inference_only=True if value.get("mask_sample") is True else None,
-        meta=raw({"nemo_gym": {**line, "response": shell}}),
+        inference_only=taken(line, "mask_sample", bool) or None,
+        meta=left("nemo_gym", line | ({"response": rest} if rest else {})),
     )
-    conversation = _Conversation(
-        episode_id=episode_id,
-        prompt=_prompt(params),
-        shared=_shared(params, response),
-        model=response.get("model"),
-        provider_id=response.get("id"),
-        usage=_usage(response.get("usage")),
-        is_cut=(response.get("incomplete_details") or {}).get("reason") == "max_output_tokens",
-    )
-    yield from conversation.items(response.get("output") or (), notes)
-    yield from _rewards(value, episode_id)
+    yield from items
+    yield from rewards
 
 
-def _round_trip(value: dict[str, Any], episode_id: str, notes: Notes) -> Iterator[Item]:
-    response = value["input"]
-    shell = {
-        name: one for name, one in response.items() if name not in ("output", "tools") and one is not None
-    }
-    yield made(Episode, id=episode_id, meta=raw({"nemo_gym": {"round_trip": shell}}))
+def _round_trip(record: Record, episode_id: str, notes: Notes) -> Iterator[Item]:
+    response = record.value["input"]
     conversation = _Conversation(
-        episode_id=episode_id,
-        prompt=None,
-        shared=_shared({}, response),
-        model=response.get("model"),
-        provider_id=response.get("id"),
-        usage=_usage(response.get("usage")),
-        is_cut=False,
+        episode_id=episode_id, prompt=None, shared=_shared({}, response), response=response, usage=None
     )
-    yield from conversation.items(response["output"], notes)
+    items = list(conversation.items(as_list(response["output"]), notes))
+    rest = _left_of(response, response.get("tools")) | conversation.unread
+    yield made(Episode, id=episode_id, meta=left("nemo_gym", {"round_trip": rest}))
+    yield from items
+    for name, value in record.value.items():
+        if name != "input":
+            notes.leftover(f"nemo-gym: {name} of a round trip", value, at=record.at)
+
+
+def _left_of(response: dict[str, Any], tools: Any) -> dict[str, Any]:
+    """What the response says beside its output; its tools where they are not those of the request."""
+    placed = {"output"} if isinstance(response.get("output"), list) else set()
+    if tools is None or response.get("tools") == tools:
+        placed.add("tools")
+    return {name: one for name, one in response.items() if name not in placed and one is not None}
 
 
 def _prompt(params: dict[str, Any]) -> list[Any]:
@@ -152,33 +166,41 @@ def _shared(params: dict[str, Any], response: dict[str, Any]) -> dict[str, Any]:
     return said
 
 
-def _usage(value: dict[str, Any] | None) -> Usage | None:
-    if not value or not any(value.get(name) for name in ("input_tokens", "output_tokens")):
+def _usage(value: dict[str, Any]) -> Usage | None:
+    if not any(value.get(name) for name in ("input_tokens", "output_tokens")):
         return None
     given = {
-        "prompt_tokens": value.get("input_tokens"),
-        "cached_tokens": (value.get("input_tokens_details") or {}).get("cached_tokens"),
-        "completion_tokens": value.get("output_tokens"),
-        "reasoning_tokens": (value.get("output_tokens_details") or {}).get("reasoning_tokens"),
+        "prompt_tokens": count(value, "input_tokens"),
+        "cached_tokens": count(as_dict(value.get("input_tokens_details")), "cached_tokens"),
+        "completion_tokens": count(value, "output_tokens"),
+        "reasoning_tokens": count(as_dict(value.get("output_tokens_details")), "reasoning_tokens"),
     }
     return Usage(**{name: one for name, one in given.items() if one is not None})
 
 
-def _rewards(value: dict[str, Any], episode_id: str) -> Iterator[Item]:
-    parts = value.get("reward_components")
-    scores: list[tuple[str, Any, float | None]] = [("reward", value.get("reward"), None)]
-    scores += [(name, one, 0.0) for name, one in (parts if isinstance(parts, dict) else {}).items()]
-    for name, one, weight in scores:
-        if isinstance(one, (int, float)):
-            yield made(
-                Reward,
-                id=f"{episode_id}/{name}",
-                target=RewardTarget(episode_id=episode_id),
-                name=name,
-                value=float(one),
-                weight=weight,
-                scorer="environment",
-            )
+def _rewards(line: dict[str, Any], episode_id: str) -> Iterator[Item]:
+    """Rewards of a line, taken out of it as far as they are numbers."""
+    parts = as_dict(line.get("reward_components"))
+    scores: list[tuple[str, dict[str, Any], float | None]] = [("reward", line, None)]
+    scores += [(name, parts, 0.0) for name in list(parts)]
+    for name, of, weight in scores:
+        value = number(of.get(name))
+        if value is None:
+            continue
+        del of[name]
+        yield made(
+            Reward,
+            id=safe_id(f"{episode_id}/{name}" if of is line else f"{episode_id}/part/{name}"),
+            target=RewardTarget(episode_id=episode_id),
+            name=name,
+            value=value,
+            weight=weight,
+            scorer="environment",
+        )
+    if isinstance(line.get("reward_components"), dict):
+        line["reward_components"] = parts
+        if not parts:
+            del line["reward_components"]
 
 
 @dataclass
@@ -189,13 +211,26 @@ class _Turn:
     wrote: list[Any] = field(default_factory=list)
 
     @property
-    def tokens(self) -> tuple[Any, Any, Any] | None:
-        """(prompt ids, sampled ids, logprobs) of the item that carries them."""
-        for item in self.wrote:
-            if item.get("generation_token_ids"):
-                prompt, sampled, logprobs = (item.get(name) for name in _TOKEN_FIELDS)
-                return prompt, sampled, logprobs
-        return None
+    def tokens(self) -> dict[str, Any]:
+        """The token lists of the item that carries them, by name; none where the server gave none."""
+        return next(
+            ({name: item.get(name) for name in _TOKEN_FIELDS} for item in self.wrote if _has_ids(item)), {}
+        )
+
+    @property
+    def unplaced(self) -> dict[str, Any]:
+        """Lists of its items that are none of the call's: empty ones, and what experts were routed to."""
+        placed = () if not self.tokens else _TOKEN_FIELDS
+        return {
+            name: item[name]
+            for item in self.wrote
+            for name in _CUT_OUT
+            if item.get(name) is not None and name not in placed
+        }
+
+
+def _has_ids(item: dict[str, Any]) -> bool:
+    return bool(item.get("generation_token_ids"))
 
 
 def _turns(prompt: list[Any], output: Iterable[Any]) -> list[_Turn]:
@@ -226,26 +261,30 @@ def _is_written(item: Any) -> bool:
 def _begins_call(item: dict[str, Any], *, after: dict[str, Any]) -> bool:
     kind = item.get("type", "message")
     is_new_thought = kind == "reasoning" or (kind == "message" and after.get("type") != "reasoning")
-    return bool(after.get("generation_token_ids")) or is_new_thought
+    return _has_ids(after) or is_new_thought
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Conversation:
     episode_id: str
     prompt: list[Any] | None
     """None: the file has its ids, not its text."""
     shared: dict[str, Any]
-    model: str | None
-    provider_id: str | None
+    response: dict[str, Any]
     usage: Usage | None
-    is_cut: bool
-    """The last answer ended at the token limit."""
+    unread: dict[str, Any] = field(default_factory=dict)
+    """Items after the last answer, which no call read."""
 
     @property
     def agent_id(self) -> str:
         return f"{self.episode_id}/main"
 
-    def items(self, output: Iterable[Any], notes: Notes) -> Iterator[Item]:
+    @property
+    def model(self) -> str | None:
+        model = self.response.get("model")
+        return model if isinstance(model, str) else None
+
+    def items(self, output: list[Any], notes: Notes) -> Iterator[Item]:
         """Agent, calls, tool calls and gaps."""
         yield made(
             Agent, id=self.agent_id, episode_id=self.episode_id, role="main", depth=0, model=self.model
@@ -253,33 +292,32 @@ class _Conversation:
         turns = _turns(self.prompt or [], output)
         unread = turns.pop().read if not turns[-1].wrote else []
         if not turns:
+            self.unread = {"input": unread} if unread else {}
             yield self._gap("no_calls", "the response has no output")
             return
+        self.unread = {"output_after_the_last_call": unread} if unread else {}
         results = _results([*(one for turn in turns for one in turn.read), *unread])
         for ordinal, turn in enumerate(turns):
-            yield self._call(
-                ordinal, turn, is_last=ordinal == len(turns) - 1, alone=len(turns) == 1, notes=notes
+            notes.infer(
+                "where a call ends", evidence="its token ids" if turn.tokens else "the order of items"
             )
+            yield self._call(ordinal, turn, num=len(turns))
             yield from self._tool_calls(ordinal, turn, results)
-        without = sum(turn.tokens is None for turn in turns)
+        without = sum(not turn.tokens for turn in turns)
         if without:
             yield self._gap("no_token_ids", f"{without} of {len(turns)} calls")
         if self.prompt is None:
             yield self._gap("missing_prompt", "the first prompt is recorded as ids only", call=0)
-        # Results of tool calls are kept with the call; anything else after the last answer has no place.
-        lost = sum(item.get("type") != "function_call_output" for item in unread)
-        if lost:
-            notes.not_understood["message after the last answer"] += lost
 
-    def _call(self, ordinal: int, turn: _Turn, *, is_last: bool, alone: bool, notes: Notes) -> Item:
-        prompt, sampled, logprobs = turn.tokens or (None, None, None)
-        if any(item.get("routed_experts") for item in turn.wrote):
-            notes.not_understood["routed_experts"] += 1
+    def _call(self, ordinal: int, turn: _Turn, *, num: int) -> Item:
+        tokens, is_last = turn.tokens, ordinal == num - 1
+        is_cut = as_dict(self.response.get("incomplete_details")).get("reason") == "max_output_tokens"
+        provider_id = self.response.get("id")
         answer: dict[str, Any] = {
             "message": raw([_plain(item) for item in turn.wrote]),
-            "finish_reason": "length" if is_last and self.is_cut else None,
-            "token_ids": None if not sampled else TokenIds.of(sampled),
-            "logprobs": None if not sampled or not logprobs else Logprobs.of(logprobs),
+            "finish_reason": "length" if is_last and is_cut else None,
+            "token_ids": token_ids(tokens.get("generation_token_ids")),
+            "logprobs": logprobs(tokens.get("generation_log_probs")),
         }
         return made(
             Call,
@@ -288,14 +326,15 @@ class _Conversation:
             agent_id=self.agent_id,
             ordinal=ordinal,
             model=self.model,
-            provider_id=self.provider_id if is_last else None,
+            provider_id=provider_id if is_last and isinstance(provider_id, str) else None,
             dialect="openai_responses",
             request=raw({**self.shared, "input": [_plain(item) for item in turn.read]}),
             context="delta" if ordinal else "whole",
             parent_call_id=f"{self.episode_id}/{ordinal - 1}" if ordinal else None,
-            prompt_token_ids=None if not prompt else TokenIds.of(prompt),
-            completions=(CompletionBody(**{k: v for k, v in answer.items() if v is not None}),),
-            usage=self.usage if alone else None,
+            prompt_token_ids=token_ids(tokens.get("prompt_token_ids")),
+            completions=(known(CompletionBody, **answer),),
+            usage=self.usage if num == 1 else None,
+            meta=left("nemo_gym", turn.unplaced),
         )
 
     def _tool_calls(self, ordinal: int, turn: _Turn, results: dict[str, list[Any]]) -> Iterator[Item]:
@@ -311,7 +350,7 @@ class _Conversation:
                 tool_call_id=use.get("call_id"),
                 name=use.get("name"),
                 arguments=use.get("arguments"),
-                result=None if result is None else Raw.of(result),
+                result=None if result is None else raw(result),
             )
 
     def _gap(self, cause: str, detail: str, *, call: int | None = None) -> Item:
@@ -336,4 +375,7 @@ def _results(read: Iterable[Any]) -> dict[str, list[Any]]:
 
 def _plain(item: dict[str, Any]) -> dict[str, Any]:
     """The item without the token lists, which are the call's."""
-    return {name: one for name, one in item.items() if name not in (*_TOKEN_FIELDS, "routed_experts")}
+    return {name: one for name, one in item.items() if name not in _CUT_OUT}
+
+
+FORMAT = Format("nemo-gym", "NeMo-Gym rollouts and its token round trip", _recognises, read)

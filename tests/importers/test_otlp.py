@@ -1,0 +1,394 @@
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.importers.reading import (
+    Imported,
+    as_lines,
+    assert_builds,
+    assert_order_free,
+    assert_perturbation,
+    read_data,
+    read_fixtures,
+    same_events,
+)
+from tracestore.importers import otlp
+from tracestore.importers.chat_shapes import exchange, to_parts
+from tracestore.importers.notes import Notes
+
+TRACE = "5b8efff798038103d269b633813fc60c"
+SPANS = "otel/arize-ai__openinference/js/packages/"
+
+USER = {"role": "user", "content": "weather?"}
+USE = {"id": "t1", "type": "function", "function": {"name": "look", "arguments": '{"at":1}'}}
+ASKED = {"role": "assistant", "content": "", "tool_calls": [USE]}
+RESULT = {"role": "tool", "tool_call_id": "t1", "content": "rain"}
+SAID = {"role": "assistant", "content": "it rains"}
+
+
+def parts(*messages: Any) -> str:
+    return json.dumps([to_parts(message) for message in messages])
+
+
+def value(one: Any) -> dict[str, Any]:
+    if isinstance(one, bool):
+        return {"boolValue": one}
+    if isinstance(one, int):
+        return {"intValue": str(one)}
+    if isinstance(one, float):
+        return {"doubleValue": one}
+    if isinstance(one, list):
+        return {"arrayValue": {"values": [value(inner) for inner in one]}}
+    return {"stringValue": one}
+
+
+def span(span_id: int, parent: int | None, name: str, **attributes: Any) -> dict[str, Any]:
+    """A span; attribute names have __ for a dot."""
+    found: dict[str, Any] = {
+        "traceId": TRACE.upper(),
+        "spanId": f"{span_id:016X}",
+        "name": name,
+        "startTimeUnixNano": str(1_700_000_000_000_000_000 + span_id),
+        "endTimeUnixNano": str(1_700_000_000_000_000_100 + span_id),
+        "attributes": [
+            {"key": key.replace("__", "."), "value": value(one)} for key, one in attributes.items()
+        ],
+    }
+    return found | ({"parentSpanId": f"{parent:016x}"} if parent is not None else {})
+
+
+def request(*spans: dict[str, Any]) -> dict[str, Any]:
+    scope = {"scope": {"name": "lib"}, "spans": list(spans)}
+    resource = {"attributes": [{"key": "service.name", "value": {"stringValue": "app"}}]}
+    return {"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]}
+
+
+AGENT = span(1, None, "invoke_agent main", gen_ai__operation__name="invoke_agent", gen_ai__agent__name="main")
+CALL = span(
+    2,
+    1,
+    "chat m",
+    gen_ai__operation__name="chat",
+    gen_ai__request__model="m",
+    gen_ai__input__messages=parts(USER),
+    gen_ai__output__messages=parts(ASKED),
+    gen_ai__response__finish_reasons=["tool_calls"],
+    gen_ai__usage__input_tokens=10,
+    gen_ai__usage__output_tokens=3,
+    gen_ai__request__temperature=0.5,
+)
+TOOL = span(
+    3,
+    1,
+    "execute_tool look",
+    gen_ai__operation__name="execute_tool",
+    gen_ai__tool__name="look",
+    gen_ai__tool__call__id="t1",
+    gen_ai__tool__call__arguments='{"at":1}',
+    gen_ai__tool__call__result="rain",
+)
+SUB = span(4, 3, "invoke_agent sub", gen_ai__operation__name="invoke_agent", gen_ai__agent__name="sub")
+SUB_CALL = span(
+    5,
+    4,
+    "chat",
+    gen_ai__operation__name="chat",
+    gen_ai__input__messages=parts(USER),
+    gen_ai__output__messages=parts(SAID),
+)
+LAST = span(
+    6,
+    1,
+    "chat m",
+    gen_ai__operation__name="chat",
+    gen_ai__input__messages=parts(USER, ASKED, RESULT),
+    gen_ai__output__messages=parts(SAID),
+)
+ALL = (AGENT, CALL, TOOL, SUB, SUB_CALL, LAST)
+
+
+def read(*spans: dict[str, Any]) -> Imported:
+    imported = read_data(json.dumps(request(*spans)).encode())
+    assert_builds(imported)
+    return imported
+
+
+def call_of(**attributes: Any) -> Any:
+    (call,) = read(span(1, None, "s", **attributes)).of("call")
+    return call
+
+
+def test_agents_calls_and_tool_calls_are_told_by_the_operations() -> None:
+    imported = read(*ALL)
+    (graph,) = imported.graphs.values()
+    assert list(imported.graphs) == [TRACE]
+    main, sub = (next(one for one in graph.agents.values() if one.name == name) for name in ("main", "sub"))
+    assert (main.role, main.depth, sub.role, sub.depth, sub.parent_agent_id) == (
+        "main",
+        0,
+        "subagent",
+        1,
+        main.id,
+    )
+    first = graph.calls[f"{TRACE}/{2:016x}"]
+    assert (first.agent_id, first.model, first.usage.prompt_tokens) == (main.id, "m", 10)  # type: ignore[union-attr]
+    assert json.loads(first.request or b"") == {"messages": [USER], "temperature": 0.5}
+    assert graph.completions[first.id, 0].finish_reason == "tool_calls"
+    (tool_call,) = graph.tool_calls.values()
+    assert (tool_call.call_id, tool_call.tool_call_id, tool_call.result) == (first.id, "t1", b'"rain"')
+    assert (sub.spawned_by_call_id, sub.spawned_by_tool_call_id) == (first.id, "t1")
+    assert graph.links[f"{TRACE}/{6:016x}"].parent == (first.id, 0)
+
+
+def test_spans_give_the_same_whatever_their_order_and_their_files() -> None:
+    whole = read(*ALL)
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(ALL, len(ALL))
+        assert same_events(whole, read(*shuffled))
+    assert_order_free(*(json.dumps(request(one)).encode() for one in ALL))
+
+
+def test_a_trace_that_is_posted_in_parts_ends_as_the_whole() -> None:
+    seen: dict[Any, Any] = {}
+    for length in range(1, len(ALL) + 1):
+        for event in read(*ALL[:length]).events:
+            old = seen.get((event.kind, event.id))
+            if old is None or (event.revision or 0) >= (old.revision or 0):
+                seen[event.kind, event.id] = event
+    whole = {(event.kind, event.id): event for event in read(*ALL).events}
+    assert {key: seen[key] for key in whole} == whole
+
+
+def test_a_span_without_its_parent_hangs_under_one_that_has_not_come() -> None:
+    imported = read(CALL, SUB)
+    (graph,) = imported.graphs.values()
+    call, sub = graph.calls[f"{TRACE}/{2:016x}"], graph.agents[f"{TRACE}/{4:016x}"]
+    assert graph.agents[call.agent_id].parent_agent_id == f"{TRACE}/{1:016x}"
+    assert sub.parent_agent_id == f"{TRACE}/{3:016x}"
+    assert imported.notes.inferred["orphan root"] == {"its parent span is not in the trace": 2}
+
+
+def test_usage_of_agents_and_wrappers_is_never_added() -> None:
+    counted = {"gen_ai__usage__input_tokens": 10, "gen_ai__usage__output_tokens": 3}
+    outer = span(7, 1, "sdk", openinference__span__kind="LLM", llm__token_count__prompt=10)
+    inner = span(8, 7, "http", gen_ai__operation__name="chat", **counted)
+    agent = span(1, None, "a", gen_ai__operation__name="invoke_agent", **counted)
+    imported = read(agent, outer, inner)
+    assert imported.report["calls"] == 1
+    assert imported.report["usage"]["prompt_tokens"] == 10
+    assert imported.notes.inferred["wrapper of a call"] == {"another model call is below it": 1}
+
+
+def test_cached_tokens_are_part_of_the_input() -> None:
+    usage = call_of(
+        gen_ai__operation__name="chat",
+        gen_ai__usage__input_tokens="100",
+        gen_ai__usage__cache_read__input_tokens=80,
+    ).usage
+    assert (usage.prompt_tokens, usage.cached_tokens) == (100, 80)
+
+
+def test_a_tool_without_a_recorded_answer_goes_to_the_call_before_it_by_the_clock() -> None:
+    bare = span(2, 1, "chat", gen_ai__operation__name="chat")
+    imported = read(AGENT, bare, TOOL)
+    (tool_call,) = imported.of("tool_call")
+    assert tool_call.call_id == f"{TRACE}/{2:016x}"
+    assert imported.notes.inferred["call of a tool"] == {
+        "the last call of its agent before it, by the clock": 1
+    }
+
+
+def test_a_tool_that_no_call_asked_for_is_a_gap() -> None:
+    assert [gap.cause for gap in read(TOOL).of("gap")] == ["tool_call_without_model_call"]
+
+
+def test_a_compacted_conversation_is_a_context_edit_before_the_call() -> None:
+    imported = read(span(1, None, "s", gen_ai__operation__name="chat", gen_ai__conversation__compacted=True))
+    (edit,) = imported.of("context_edit")
+    assert (edit.edit, edit.after_call_id) == ("compaction", imported.of("call")[0].id)
+
+
+def test_a_failed_call_keeps_its_error_and_an_evaluation_is_a_reward() -> None:
+    failed = CALL | {
+        "status": {"code": 2, "message": "overloaded"},
+        "events": [
+            {
+                "name": "gen_ai.evaluation.result",
+                "timeUnixNano": "1700000000000000200",
+                "attributes": [
+                    {"key": "gen_ai.evaluation.name", "value": {"stringValue": "good"}},
+                    {"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 0.25}},
+                ],
+            }
+        ],
+    }
+    imported = read(AGENT, failed)
+    (call,) = imported.of("call")
+    (reward,) = imported.of("reward")
+    assert (call.status, call.error.message) == ("failed", "overloaded")
+    assert (reward.name, reward.value, reward.target.call_id) == ("good", 0.25, call.id)
+
+
+def test_older_conventions_tell_the_same_request_and_answer() -> None:
+    flat = call_of(
+        **{
+            "gen_ai.prompt.0.role": "user",
+            "gen_ai.prompt.0.content": "weather?",
+            "gen_ai.completion.0.role": "assistant",
+            "gen_ai.completion.0.content": "it rains",
+            "gen_ai.completion.0.finish_reason": "stop",
+            "llm.request.type": "chat",
+        }
+    )
+    openinference = call_of(
+        **{
+            "openinference.span.kind": "LLM",
+            "llm.input_messages.0.message.role": "user",
+            "llm.input_messages.0.message.content": "weather?",
+            "llm.output_messages.0.message.role": "assistant",
+            "llm.output_messages.0.message.content": "it rains",
+        }
+    )
+    events = [
+        {"name": "gen_ai.user.message", "attributes": [{"key": "content", "value": value("weather?")}]},
+        {
+            "name": "gen_ai.choice",
+            "attributes": [
+                {"key": "message", "value": value(json.dumps(SAID))},
+                {"key": "finish_reason", "value": value("stop")},
+            ],
+        },
+    ]
+    told = span(1, None, "s", gen_ai__operation__name="chat") | {"events": events}
+    (by_events,) = read(told).of("call")
+    for call in (flat, openinference, by_events):
+        assert json.loads(call.request) == {"messages": [USER]}
+        assert json.loads(call.completions[0].message) == SAID
+    assert flat.completions[0].finish_reason == by_events.completions[0].finish_reason == "stop"
+
+
+def test_tool_calls_of_openinference_come_with_their_arguments_as_text() -> None:
+    use = "llm.output_messages.0.message.tool_calls.0.tool_call"
+    call = call_of(
+        **{
+            "openinference.span.kind": "LLM",
+            "llm.output_messages.0.message.role": "assistant",
+            f"{use}.id": "t1",
+            f"{use}.function.name": "look",
+            f"{use}.function.arguments": '{"at":1}',
+            "llm.tools.0.tool.json_schema": '{"name":"look"}',
+        }
+    )
+    assert json.loads(call.completions[0].message)["tool_calls"] == [USE]
+    assert json.loads(call.request) == {"tools": [{"name": "look"}]}
+
+
+def test_a_list_of_spans_and_snake_case_are_read_alike() -> None:
+    snake = request(*ALL)
+    text = json.dumps(snake)
+    for camel in (
+        "resourceSpans",
+        "scopeSpans",
+        "traceId",
+        "spanId",
+        "parentSpanId",
+        "stringValue",
+        "intValue",
+    ):
+        text = text.replace(
+            f'"{camel}"', '"' + "".join(f"_{c.lower()}" if c.isupper() else c for c in camel) + '"'
+        )
+    text = text.replace('"startTimeUnixNano"', '"start_time_unix_nano"')
+    told = [(call.id, call.request, call.usage) for call in read(*ALL).of("call")]
+    assert told == [(call.id, call.request, call.usage) for call in read_data(text.encode()).of("call")]
+    assert same_events(read_data(json.dumps(list(ALL)).encode()), read_data(as_lines(*ALL)))
+
+
+def test_a_span_that_comes_again_is_one_and_a_differing_one_is_noted() -> None:
+    assert same_events(read(*ALL), read(*ALL, *ALL))
+    other = CALL | {"name": "renamed"}
+    notes = read(*ALL, other).notes
+    assert notes.not_understood["otlp: superseded span"].count == 1
+
+
+def test_a_request_in_memory_gives_the_events_of_a_file() -> None:
+    items = otlp.events_of(request(*ALL), at="body", notes=Notes())
+    assert {item.event.id for item in items} == {event.id for event in read(*ALL).events}
+
+
+def test_lone_surrogates_and_nul_pass_through() -> None:
+    call = call_of(
+        gen_ai__operation__name="chat", gen_ai__input__messages='[{"role":"user","content":"\\ud83d\\u0000"}]'
+    )
+    assert json.loads(call.request)["messages"][0]["content"] == "\ud83d\x00"
+
+
+def test_every_value_of_a_request_leaves_a_trace() -> None:
+    assert_perturbation(json.dumps(request(*ALL)).encode(), limit=30)
+
+
+def test_a_deep_trace_is_read_without_recursion() -> None:
+    chain = [span(n, n - 1 if n else None, "step") for n in range(1_000)]
+    leaf = span(5_000, 999, "chat", gen_ai__operation__name="chat")
+    imported = read(*chain, leaf)
+    assert imported.report["calls"] == 1
+
+
+MESSAGES = st.one_of(
+    st.builds(lambda text: {"role": "user", "content": text}, st.text()),
+    st.builds(
+        lambda text, think, name, args: {
+            "role": "assistant",
+            "reasoning_content": think,
+            "content": text,
+            "tool_calls": [{"id": "t", "type": "function", "function": {"name": name, "arguments": args}}],
+        },
+        *(st.text(),) * 4,
+    ),
+    st.builds(lambda text: {"role": "tool", "tool_call_id": "t", "content": text}, st.text()),
+    st.builds(
+        lambda texts: {"role": "system", "content": [{"type": "text", "text": text} for text in texts]},
+        st.lists(st.text(), min_size=2, max_size=3),
+    ),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(MESSAGES, min_size=1, max_size=4))
+def test_messages_survive_the_way_through_parts(messages: list[Any]) -> None:
+    told = [to_parts(message) for message in messages]
+    assert None not in told
+    assert exchange(told, None).request == {"messages": messages}
+
+
+# --- Real files ------------------------------------------------------------------------------------------
+
+
+def test_the_spans_of_an_sdk_count_its_provider_calls_alone() -> None:
+    imported = read_fixtures(f"{SPANS}openinference-vercel/test/__fixtures__/v6-spans/all-spans.json")
+    assert_builds(imported)
+    # 14 + 50 + 63 + 15 prompt tokens of the four doGenerate and doStream spans; the wrappers repeat them.
+    assert imported.report["calls"] == 4
+    assert imported.report["usage"]["prompt_tokens"] == 14 + 50 + 63 + 15 == 142
+
+
+def test_three_conventions_of_one_call_tell_the_same_messages() -> None:
+    folder = f"{SPANS}openinference-genai/test/__fixtures__/"
+    names = (
+        "otel_genai_client_span_tool_calls",
+        "otel_genai_deprecated_client_span_tool_calls",
+        "openinference_client_span_input_output_only",
+    )
+    requests = []
+    for name in names:
+        (call,) = read_fixtures(f"{folder}{name}.json").of("call")
+        requests.append([message["role"] for message in json.loads(call.request)["messages"]])
+        assert (call.usage.prompt_tokens, call.usage.completion_tokens) == (97, 52)
+    assert all(one == other for one, other in itertools.pairwise(requests))
+    assert requests[0] == ["user", "assistant", "tool"]
