@@ -261,6 +261,12 @@ def test_turns_of_one_session_go_on_and_the_last_result_holds() -> None:
     assert agent.status == "budget_exhausted"
 
 
+def test_a_run_of_many_messages_is_read() -> None:
+    rows = [init(), *(asked(num, "x") for num in range(1, 2_100)), said(2_100, "m1", text("a"))]
+    (call,) = calls(read_data(as_lines(*rows)))
+    assert len(call.request.value()["messages"]) == 2_099
+
+
 def test_a_message_that_is_printed_again_is_the_same_message() -> None:
     imported = read_data(as_lines(*RUN[:2], RUN[1], *RUN[2:]))
     assert same_events(imported, read_data(as_lines(*RUN)))

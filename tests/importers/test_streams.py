@@ -355,7 +355,7 @@ def test_a_compaction_is_a_block_of_the_answer() -> None:
 
 
 def test_citations_are_gathered_and_deltas_of_unknown_kinds_are_kept() -> None:
-    deltas = [
+    deltas: list[dict[str, Any]] = [
         {"type": "text_delta", "text": "x", "extra": 1},
         {"type": "citations_delta", "citation": {"n": 1}},
         {"type": "citations_delta", "citation": {"n": 2}},
@@ -477,6 +477,7 @@ def test_values_of_other_shapes_are_no_answer_or_one_and_never_an_accident(body:
 
 
 def test_a_body_of_no_known_kind_is_no_answer() -> None:
-    for body in (None, [], {}, "x", {"data": []}, {"object": "list"}):
+    bodies: list[Any] = [None, [], {}, "x", {"data": []}, {"object": "list"}]
+    for body in bodies:
         assert whole(body) is None
     assert streamed(['{"some": "event"}', "text"]) is None

@@ -158,14 +158,17 @@ class _Demo:
 
     def post(self, traces: Sequence[Path]) -> None:
         """The traces over HTTP to a server of our own."""
-        from tracestore.cli.import_ import Imported, batches, items, post
+        from tracestore.cli.import_ import Imported, batches, post
+        from tracestore.importers import formats
+        from tracestore.importers.sources import sources
 
         with loopback_server(self.database) as url:
             self.say(f"a server on {url}, database {self.database}")
             imported = Imported()
-            for path in traces:
-                for batch in batches(items(str(path), format="events", notes=imported.notes)):
-                    imported.add(batch, post(url, PROJECT, batch))
+            notes = imported.fidelity.notes
+            found = sources([str(path) for path in traces], notes=notes)
+            for batch in batches(formats.read(found, format="events", notes=notes)):
+                imported.add(batch, post(url, PROJECT, batch))
             if imported.problems:
                 raise DemoFailed(refused=len(imported.problems), first=imported.problems[0])
             self.imported = imported.facts()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tracestore.importers.claude_code_rows import (
@@ -35,8 +36,6 @@ SPAWNERS = ("Task", "Agent")
 _COMPACTED = ("compactMetadata", "compact_metadata")
 """Names of what a boundary tells, in sessions and in streams of messages."""
 _INTERRUPTED = "[Request interrupted by user"
-_MAX_BESIDE = 2**20
-"""Rows in files beside the main thread's that a revision counts."""
 _UNFINISHED = ("async_launched", "teammate_spawned", "remote_launched")
 """Statuses of a tool result that comes before its agent has finished."""
 
@@ -93,6 +92,12 @@ class Conversion:
     """id of a call -> rows that carry its results, or stand beside them."""
     _children: dict[int, list[Row]] = field(default_factory=lambda: defaultdict(list))
     """id of a row -> the rows that name it as their parent."""
+    _placed_beside: set[int] = field(default_factory=set)
+    """ids of rows that a call in another file than the main thread's was the first to take."""
+
+    @cached_property
+    def _main_files(self) -> frozenset[str]:
+        return frozenset(row.file for row in self.session.rows if row.thread == MAIN)
 
     def items(self) -> Iterator[Item]:
         """All events of the session."""
@@ -138,8 +143,11 @@ class Conversion:
     def _call(self, unit: Unit) -> Iterator[Item]:
         session, name = self.session, self.session.id
         parent, read, is_whole = self._context(unit)
+        is_beside = unit.first.file not in self._main_files
         for row in read:
-            row.is_read = True
+            row.is_read = row.is_read or not is_beside
+            if is_beside and not row.is_placed:
+                self._placed_beside.add(id(row))
         said = [row.message for row in read if row.kind == "message"]
         identity = call_id(unit)
         ordinal = self._ordinals[unit.thread]
@@ -434,12 +442,15 @@ class Conversion:
         )
 
     def _unread(self, rows: list[Row]) -> Raw | None:
-        """What no call read: messages after the last one, ends of branches."""
+        """What no call in the main thread's files read: messages after the last one, ends of branches.
+
+        Calls in other files do not count: those files may be imported later, or apart.
+        """
         unread = []
         for row in rows:
             if row.origin is not None or row.kind == "link":
                 continue
-            if not row.is_placed:
+            if not row.is_placed or id(row) in self._placed_beside:
                 unread.append(self._rest(row, message=row.value.get("message")))
             elif row.kind == "message" and not row.is_read:
                 unread.append({name: row.value[name] for name in ("uuid", "message") if name in row.value})
@@ -624,12 +635,8 @@ class Conversion:
         return {}
 
     def _told(self, rows: list[Row]) -> int:
-        """Revision of what no call of the main thread read: rows of other threads may read it, and those in
-        the main thread's files come and go with it."""
-        files = {row.file for row in rows}
-        own = [row for row in self.session.rows if not row.is_carried]
-        beside = sum(row.file not in files for row in own)
-        return (len(own) - beside) * _MAX_BESIDE + min(beside, _MAX_BESIDE - 1)
+        """Revision of what no call read: rows in the main thread's files come and go with it."""
+        return sum(row.file in self._main_files for row in self.session.rows if not row.is_carried)
 
     def _fork(self, rows: list[Row]) -> tuple[str | None, Unit | None]:
         """The session that this one continues, and the last call whose history it shares."""
@@ -727,7 +734,7 @@ def _usage(fields: dict[str, Any], row: dict[str, Any]) -> Usage | None:
     cost = number(row.get("costUSD"))
     if cost is not None:
         del row["costUSD"]
-    given = {
+    given: dict[str, Any] = {
         "prompt_tokens": None if fresh is None else fresh + (written or 0) + (cached or 0),
         "cached_tokens": cached,
         "cache_write_tokens": written,
@@ -760,7 +767,7 @@ def _status(unit: Unit, answer: _Answer, *, is_interrupted: bool) -> str | None:
 
 def _error(row: Row) -> CallError:
     kind, code = row.value.get("error"), row.value.get("apiErrorStatus")
-    fields = {
+    fields: dict[str, Any] = {
         "type": kind if isinstance(kind, str) else None,
         "message": _first_text(row.message) or None,
         "status_code": code if isinstance(code, int) and not isinstance(code, bool) else None,
@@ -771,7 +778,7 @@ def _error(row: Row) -> CallError:
 def _attempt(row: Row) -> Attempt:
     error = as_dict(row.value.get("error"))
     code = error.get("status")
-    fields = {
+    fields: dict[str, Any] = {
         "ended_at": nanoseconds(row.value.get("timestamp")),
         "status_code": code if isinstance(code, int) and not isinstance(code, bool) else None,
         "error": text_of(row.value, "content") or text_of(error, "message"),

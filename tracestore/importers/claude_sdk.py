@@ -365,6 +365,9 @@ class _Conversion(Conversion):
     def _revision(self, unit: Unit, stop: Row | None) -> int:
         return unit.first.depth + len(unit.rows) + self._num_streamed(unit)
 
+    def _told(self, rows: list[Row]) -> int:
+        return len(rows)
+
     def _interruption(self, unit: Unit) -> Row | None:
         last = unit.rows[-1]
         return last if last.value.get("is_cut") is True else None

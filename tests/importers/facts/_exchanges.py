@@ -45,7 +45,7 @@ def num_items(call: Any) -> int:
 
 
 def stated_usage(call: Any) -> dict[str, int]:
-    """Usage as the provider states it: Anthropic's three parts of the prompt, Gemini's of what came, totals."""
+    """Usage as the provider states it: Anthropic's parts of the prompt, Gemini's of the answer, totals."""
     usage = call.usage
     if usage is None:
         return {}
