@@ -10,9 +10,9 @@ import pytest
 
 from tests import factories as make
 from tracestore.cli import import_
-from tracestore.cli.fidelity import Fidelity
 from tracestore.cli.import_ import batches, watch
 from tracestore.cli.main import main
+from tracestore.importers import notes
 from tracestore.importers.items import Item
 from tracestore.importers.notes import Notes
 from tracestore.importers.sources import sources
@@ -75,10 +75,41 @@ def test_a_minus_reads_from_stdin(tmp_path: Path, capsys: Capture, monkeypatch: 
     assert (code, facts["stored"]) == (0, 1)
 
 
+def test_an_empty_stdin_is_a_problem(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(b""))))
+    code, facts = run(capsys, "--db", f"sqlite:///{tmp_path / 'store.db'}", "-")
+    assert (code, facts["problems"]) == (1, ["stdin: empty"])
+
+
+def test_a_folder_without_traces_is_a_problem(tmp_path: Path, capsys: Capture) -> None:
+    db, folder = f"sqlite:///{tmp_path / 'store.db'}", tmp_path / "wrong"
+    folder.mkdir()
+    code, facts = run(capsys, "--db", db, folder)
+    assert (code, facts["problems"]) == (1, [f"{folder}: there is no file in it"])
+    (folder / "README.md").write_text("# about")
+    code, facts = run(capsys, "--db", db, folder)
+    assert (code, facts["refused"], facts["stored"]) == (1, 1, 0)
+    assert "none of its 1 files is in a known format" in facts["problems"][0]
+
+
+def test_problems_without_end_are_counted_and_not_all_kept(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notes, "MAX_REFUSED", 3)
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(encode(make.episode()) + b"\n" + b"nonsense\n" * 5)
+    code, facts = run(capsys, "--db", f"sqlite:///{tmp_path / 'store.db'}", path)
+    assert (code, facts["refused"], len(facts["problems"])) == (1, 5, 3)
+
+
 def test_an_unknown_format_is_asked_for_wrongly(tmp_path: Path, capsys: Capture) -> None:
     path = written(tmp_path / "trace.jsonl", EVENTS)
-    assert main(["import", "--format", "parquet", str(path)]) == 2
-    assert "nemo-gym" in capsys.readouterr().err
+    assert main(["import", "--format", "nemogym", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "did you mean nemo-gym?" in said
+    assert "--list-formats" in said
 
 
 def test_a_missing_file_and_a_missing_server_are_one_line_each(tmp_path: Path, capsys: Capture) -> None:
@@ -86,7 +117,9 @@ def test_a_missing_file_and_a_missing_server_are_one_line_each(tmp_path: Path, c
     assert "none" in capsys.readouterr().err
     path = written(tmp_path / "trace.jsonl", EVENTS)
     assert main(["import", "--url", "http://127.0.0.1:9", str(path)]) == 1
-    assert "tracestore serve" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "problem='Connection refused'" in said
+    assert "tracestore serve" in said
 
 
 @pytest.mark.parametrize(
@@ -122,10 +155,10 @@ def test_a_folder_is_read_whole_and_what_no_format_knows_in_it_is_listed(
     (tmp_path / "deep" / "README.md").write_text("# about")
     code, facts = run(capsys, "--db", f"sqlite:///{tmp_path / 'store.db'}", tmp_path / "deep")
     assert (code, facts["stored"], facts["refused"]) == (0, 2, 0)
-    assert facts["rows"] == {"events/episode": 2}
+    assert (facts["files"], facts["rows"]) == ({"events": 2}, {"events/episode": 2})
     left = facts["not_understood"]["file of no known format"]
     assert left["count"] == 1
-    assert "README.md" in left["examples"][0]
+    assert left["examples"] == [f"{tmp_path / 'deep' / 'README.md'}: # about"]
 
 
 def test_the_formats_are_listed(capsys: Capture) -> None:
@@ -133,15 +166,17 @@ def test_the_formats_are_listed(capsys: Capture) -> None:
     assert "nemo-gym" in capsys.readouterr().out
 
 
-def test_a_report_for_people_shows_what_was_read_and_what_was_not_understood(
-    tmp_path: Path, capsys: Capture
-) -> None:
-    written(tmp_path / "one.jsonl", [make.episode("e1")])
-    (tmp_path / "notes.txt").write_text("hello")
+def test_a_report_for_people_has_no_line_that_fills_the_screen(tmp_path: Path, capsys: Capture) -> None:
+    written(tmp_path / "one.jsonl", EVENTS)
+    (tmp_path / "notes.txt").write_text("hello\n" * 1_000)
     assert main(["import", "--db", f"sqlite:///{tmp_path / 'store.db'}", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert "events/episode" in shown
-    assert "notes.txt" in shown
+    said = capsys.readouterr()
+    assert "tracestore show" in said.err
+    lines = said.out.splitlines()
+    assert "stored now             5 events" in lines
+    assert "    1  events/episode" in lines
+    assert any(line.strip().startswith(f"{tmp_path / 'notes.txt'}: hello hello") for line in lines)
+    assert max(map(len, lines)) < 200
 
 
 def test_progress_counts_every_byte_of_a_file_once(tmp_path: Path) -> None:
@@ -163,28 +198,3 @@ def test_a_batch_ends_before_it_passes_a_limit(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(import_, "MAX_BATCH_BYTES", len(items[0].text))
     assert [len(batch) for batch in batches(items)] == [1] * 5
     assert list(batches([])) == []
-
-
-def messages_in(*events: AnyEvent) -> object:
-    fidelity = Fidelity()
-    for event in events:
-        fidelity.add(event)
-    return fidelity.facts()["messages"]
-
-
-def test_a_context_sent_again_counts_once_and_equal_answers_count_each() -> None:
-    first = make.call("c0", [QUESTION], ANSWER["content"], ANSWER["content"])
-    again = make.call("c1", [QUESTION, ANSWER, QUESTION], "b", parent="c0", completion=0)
-    # q, two answers, q again at another place, b
-    assert messages_in(first, again) == 5
-
-
-def test_a_delta_counts_on_from_its_parent_and_halves_of_a_call_count_as_the_whole() -> None:
-    start = make.call("c0", [QUESTION], phase="start")
-    end = make.call("c0", None, "a", phase="end")
-    delta = make.call("c1", [make.user("r")], "b", parent="c0", delta=True)
-    assert messages_in(start, end, delta) == 4
-
-
-def test_answers_posted_on_their_own_count() -> None:
-    assert messages_in(make.call("c0", [QUESTION]), make.completion("c0", 0), make.completion("c0", 1)) == 3

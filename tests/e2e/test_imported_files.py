@@ -12,6 +12,7 @@ from tests.e2e.commands import run_verb
 from tests.fixtures import fixture, fixtures_root
 from tests.tokens.folders import TOOLED, folder
 from tracestore.shards.read import open_export
+from tracestore.store.schema import view_statements
 
 Capture = pytest.CaptureFixture[str]
 
@@ -27,10 +28,6 @@ ONE_OF_EACH = (
     "rlm/avbiswas__fast-rlm/lex_fridman_2026-02-16T12-04-04-095Z.jsonl",
     "swe_agent/swe-agent__mini-swe-agent/tests/test_data/github_issue.traj.json",
     "trees/a-antoniades__swe-search/tests/edit/data/django__django-11039.json",
-)
-VIEWS = (
-    *("episodes", "agents", "calls", "messages", "contexts", "edges", "branches", "candidates", "rewards"),
-    *("token_counts", "critical_steps", "compaction_loss", "orphans", "gaps", "consumption"),
 )
 
 
@@ -52,7 +49,9 @@ def claim(capsys: Capture, tmp_path: Path, paths: list[Path]) -> None:
         report["stored"] + report["duplicates"],
     )
     assert run_verb(capsys, "verify", "--db", db)[1]["findings"] == 0
-    counts = " UNION ALL ".join(f"SELECT '{view}' AS name, count(*) AS num FROM {view}" for view in VIEWS)
+    counts = " UNION ALL ".join(
+        f"SELECT '{view}' AS name, count(*) AS num FROM {view}" for view in view_statements()
+    )
     num = {row["name"]: row["num"] for row in query(capsys, db, counts)}
     assert (num["episodes"], num["agents"], num["calls"]) == tuple(
         report[name] for name in ("episodes", "agents", "calls")

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.importers.reading import (
     Imported,
     as_lines,
@@ -225,6 +227,17 @@ def test_a_record_that_is_no_trajectory_is_refused_and_the_others_are_read() -> 
     imported = read_data(as_lines(document(USER, DONE), {"schema_version": 1}))
     assert len(imported.of("call")) == 1
     assert imported.notes.refused == ["file-0, line 2: no ATIF trajectory: it has schema_version and steps"]
+
+
+def test_a_trajectory_under_a_name_of_its_own_is_read_like_a_bare_one() -> None:
+    assert same_events(read({"main": document(USER, DONE)}), read(document(USER, DONE)))
+
+
+@pytest.mark.parametrize("inside", ["x", 5, {"a": 1}, [3]])
+def test_sub_agents_that_are_no_list_of_trajectories_are_kept_beside_the_agent(inside: Any) -> None:
+    imported = read(document(USER, DONE, subagent_trajectories=inside))
+    (end,) = [agent for agent in imported.of("agent") if agent.phase == "end"]
+    assert end.meta.value()["atif"]["subagent_trajectories"] == inside
 
 
 def test_every_value_of_a_trajectory_leaves_a_trace() -> None:

@@ -310,6 +310,16 @@ def test_a_row_of_a_known_uuid_is_the_same_row() -> None:
     assert same_events(again, once)
 
 
+def test_a_second_compaction_that_appends_the_history_again_makes_no_branch() -> None:
+    before = (*TALK, boundary("b", "a3"), summary("s", "b"), user("u5", "s", "go on"))
+    later = (answer("a5", "u5", text("ok")), boundary("c", "a5"), summary("t", "c", "SECOND"))
+    end = (user("u6", "t", "more"), answer("a6", "u6", text("ok")))
+    again = read(*before, *later[:2], *before, *later, *end)
+    assert same_events(again, read(*before, *later, *end))
+    assert [edit.after_call_id for edit in again.of("context_edit")] == ["s-1/msg-a5", "s-1/msg-a6"]
+    assert seen(again, "a6") == ["SECOND", "more"]
+
+
 def test_another_row_of_a_known_uuid_is_kept_in_the_report() -> None:
     imported = read(*TALK, user("u1", None, "something else"))
     assert imported.notes.not_understood["claude-code: another row of a known uuid"].count == 1
@@ -500,6 +510,20 @@ def test_the_file_of_a_sub_agent_may_come_before_or_after_its_session(tmp_path: 
     apart = [*read_paths(sub).events, *read_paths(main).events]
     assert same_events(Imported(list(newest(apart).values()), both.notes), both)
     assert same_events(Imported(list(newest(apart[::-1]).values()), both.notes), both)
+
+
+def test_a_sub_agent_without_its_prompt_is_a_gap_and_the_prompt_is_not_taken_from_its_parent(
+    tmp_path: Path,
+) -> None:
+    written(tmp_path, f"{S}.jsonl", *TASK, result("r1", "a1", "k1", "found", toolUseResult=BACK))
+    sub = side(answer("b1", "v1", text("found")), agentId="x1")
+    written(tmp_path, f"{S}/subagents/agent-x1.jsonl", *sub)
+    imported = read_paths(tmp_path)
+    assert_builds(imported)
+    (gap,) = [gap for gap in imported.of("gap") if gap.cause == "missing_prompt"]
+    assert gap.agent_id == "s-1/agent-x1"
+    assert "scope_prompt" not in agents(imported)["agent-x1"]
+    assert seen(imported, "agent-x1/b1") == []
 
 
 def test_a_sub_agent_that_has_not_returned_is_known_by_its_meta_file(tmp_path: Path) -> None:

@@ -397,6 +397,29 @@ def test_a_sub_agent_joins_the_episode_of_the_call_that_spawned_it() -> None:
     assert_order_free(as_lines(*parent), as_lines(*child))
 
 
+def test_a_sub_agent_that_copied_its_parents_history_counts_its_own_tail() -> None:
+    parent, _ = spawned()
+    spawn = {"subagent": {"thread_spawn": {"parent_thread_id": PARENT, "depth": 1}}}
+    own = uuid7(10)
+    rows = [
+        meta(9, uuid7(9, "c"), source=spawn, parent_thread_id=PARENT, forked_from_id=PARENT),
+        *({**one, "timestamp": time(9)} for one in parent[:10]),
+        event(10, "task_started", turn_id=own),
+        said(10, "user", "find it"),
+        turn(10, own),
+        said(11, "assistant", "here"),
+        counted(11, usage(160, 16), usage(60, 6)),
+    ]
+    both = read_data(as_lines(*parent), as_lines(*rows))
+    assert_builds(both)
+    # The parent's call, counted once, and the tail: 160 - 100.
+    assert both.report["usage"]["prompt_tokens"] == 100 + 60
+    (call,) = [call for call in both.of("call") if call.agent_id == uuid7(9, "c")]
+    assert (call.episode_id, call.usage.prompt_tokens) == (PARENT, 60)
+    assert texts(request(call)["input"]) == ["rules", "look", "hm", "find it"]
+    assert read(*rows).report["usage"]["prompt_tokens"] == 60
+
+
 def test_a_sub_agent_without_its_parent_is_in_the_parents_episode_all_the_same() -> None:
     _, child = spawned()
     imported = read(*child)
@@ -415,6 +438,17 @@ def test_bare_items_of_old_versions_are_a_thread() -> None:
 def test_a_thread_that_grows_gives_what_the_whole_gives() -> None:
     assert_grows([as_lines(one).strip() for one in THREAD])
     assert_grows([as_lines(one).strip() for one in [*THREAD[:10], *THREAD[17:], event(23, "turn_aborted")]])
+
+
+@pytest.mark.parametrize("wrong", [{"a": 1}, ["b"], None, 5])
+def test_no_type_of_another_shape_ends_an_import(wrong: Any) -> None:
+    for place in range(len(THREAD)):
+        for change in ({"type": wrong}, {"payload": {**THREAD[place]["payload"], "type": wrong}}):
+            rows = [*THREAD[:place], THREAD[place] | change, *THREAD[place + 1 :]]
+            assert_builds(read_data(as_lines(*rows), format="codex"))
+    bare = [one["payload"] for one in THREAD if one["type"] == "response_item"]
+    header = {"id": "old-1", "timestamp": time(0), "instructions": None}
+    assert_builds(read_data(as_lines(header, {"type": wrong}, *bare), format="auto"))
 
 
 def test_rows_of_a_wrong_shape_are_refused_and_the_others_go_on() -> None:

@@ -29,6 +29,13 @@ def test_every_line_is_a_record_and_blank_lines_are_none() -> None:
     assert read(b'{"a":1}\n\n  {"b":2}  \n')[0] == [(1, {"a": 1}), (3, {"b": 2})]
 
 
+def test_a_record_after_many_blank_lines_has_its_line() -> None:
+    blank = b"\n \r\n" * 700_000
+    found, notes = read(b'{"a":1}\n' + blank + b'  {"b":2}\n' + blank + b"{")
+    assert found == [(1, {"a": 1}), (1_400_002, {"b": 2})]
+    assert [one.split(": ")[0].rsplit(", ", 1)[1] for one in notes.refused] == ["line 2800003"]
+
+
 def test_one_value_over_many_lines_is_one_record() -> None:
     assert read(json.dumps({"a": [1, 2]}, indent=1).encode())[0] == [(1, {"a": [1, 2]})]
 

@@ -15,6 +15,7 @@ from tests.importers.reading import (
     read_data,
     read_fixtures,
     read_values,
+    same_events,
 )
 
 LEX = "rlm/avbiswas__fast-rlm/lex_fridman_2026-02-16T12-04-04-095Z.jsonl"
@@ -76,6 +77,15 @@ def test_a_child_belongs_to_the_step_of_its_parent_that_was_written_next() -> No
     assert (kid.parent_agent_id, kid.spawned_by_call_id, kid.depth) == ("root", "root/2", 1)
     assert (kid.status, json.loads(kid.return_message)) == ("ok", "found")
     assert imported.notes.inferred["the step that spawned a run"].total() == 2
+
+
+def test_a_log_in_two_files_has_the_order_of_their_times() -> None:
+    timed = [{**one, "time": f"2026-02-22T14:56:{n:02}Z"} for n, one in enumerate(LOG)]
+    whole = read_data(as_lines(*timed))
+    for place in range(1, len(timed)):
+        one, two = as_lines(*timed[:place]), as_lines(*timed[place:])
+        assert same_events(read_data(one, two), whole)
+        assert same_events(read_data(two, one), whole)
 
 
 def test_a_run_without_a_final_result_stays_unfinished() -> None:

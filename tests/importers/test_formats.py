@@ -43,7 +43,7 @@ def test_a_file_that_nothing_recognises_is_shown_by_name(tmp_path: Path, data: b
 
 
 def test_the_name_of_every_format_finds_its_reader_and_it_refuses_or_notes_what_is_none_of_its() -> None:
-    with pytest.raises(UnknownFormat, match="nemo-gym"):
+    with pytest.raises(UnknownFormat, match="list-formats"):
         formats.named("nothing")
     for name, one in formats.formats().items():
         assert formats.named(name) is one

@@ -21,7 +21,7 @@ from tests.importers.reading import (
     read_paths,
     same_events,
 )
-from tracestore.importers._inspect_files import expanded
+from tracestore.importers.inspect_files import expanded
 
 USER = {"id": "u", "role": "user", "content": "Compute 6 * 7."}
 SPEC = {

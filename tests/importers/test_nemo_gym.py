@@ -13,6 +13,7 @@ from tests.importers.reading import (
     assert_order_free,
     assert_perturbation,
     of_kind,
+    read_bytes,
     read_fixtures,
     read_values,
 )
@@ -92,6 +93,15 @@ def test_lists_that_are_absent_or_empty_are_unknown_and_a_gap(given: dict[str, A
     assert call.prompt_token_ids is None
     assert call.completions[0].token_ids is None
     assert [gap.cause for gap in of_kind(events, "gap")] == ["no_token_ids"]
+
+
+def test_logprobs_of_minus_infinity_and_without_a_value_are_what_the_file_says() -> None:
+    given = tokens([1], [4, 5, 6, 7, 8]) | {"generation_log_probs": "HERE"}
+    line = as_lines(rollout(SAID | given)).replace(b'"HERE"', b"[-0.5, -Infinity, NaN, -9999.0, null]")
+    (call,) = of_kind(read_bytes(line)[0], "call")
+    (completion,) = call.completions
+    assert [str(one) for one in completion.logprobs.json()] == ["-0.5", "-inf", "nan", "-9999.0", "None"]
+    assert completion.token_ids.array.tolist() == [4, 5, 6, 7, 8]
 
 
 def test_tool_calls_get_their_results_in_order_however_their_ids_repeat() -> None:

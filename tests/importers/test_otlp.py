@@ -5,6 +5,7 @@ import json
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -202,6 +203,42 @@ def test_a_tool_without_a_recorded_answer_goes_to_the_call_before_it_by_the_cloc
     assert imported.notes.inferred["call of a tool"] == {
         "the last call of its agent before it, by the clock": 1
     }
+
+
+def test_tool_calls_of_a_sub_agent_hang_under_it_and_not_under_the_root() -> None:
+    asked = [{**USE, "id": "t9"}]
+    sub_call = span(
+        5,
+        4,
+        "chat",
+        gen_ai__operation__name="chat",
+        gen_ai__input__messages=parts(USER),
+        gen_ai__output__messages=parts({**ASKED, "tool_calls": asked}),
+    )
+    inner = span(
+        7,
+        4,
+        "execute_tool look",
+        gen_ai__operation__name="execute_tool",
+        gen_ai__tool__name="look",
+        gen_ai__tool__call__id="t9",
+        gen_ai__tool__call__result="sun",
+    )
+    (graph,) = read(AGENT, CALL, TOOL, SUB, sub_call, inner, LAST).graphs.values()
+    of_agent = {one.tool_call_id: graph.calls[one.call_id].agent_id for one in graph.tool_calls.values()}
+    assert of_agent == {"t1": f"{TRACE}/{1:016x}", "t9": f"{TRACE}/{4:016x}"}
+
+
+def test_an_event_of_a_span_whose_name_is_no_text_is_kept() -> None:
+    odd = CALL | {"events": [{"name": {"a": 1}, "attributes": [{"key": "k", "value": {"intValue": "1"}}]}]}
+    (call,) = read(odd).of("call")
+    assert b'{"a":1}' in call.meta
+
+
+@pytest.mark.parametrize("events", [5, "x", {"a": 1}, [3], [[]]])
+def test_events_of_a_span_that_are_none_are_kept(events: Any) -> None:
+    (call,) = read(CALL | {"events": events}).of("call")
+    assert b'"events":' in call.meta
 
 
 def test_a_tool_that_no_call_asked_for_is_a_gap() -> None:

@@ -179,6 +179,18 @@ def test_a_member_behind_a_password_is_refused_and_the_others_are_read(tmp_path:
     assert [problem.partition(":")[0] for problem in notes.refused] == [f"{path}!/a"]
 
 
+def test_a_member_without_a_name_costs_the_others_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("good.jsonl", LINES)
+        archive.writestr("x", LINES)
+        archive.infolist()[1].filename = ""
+    notes = Notes()
+    found = list(sources([str(path)], notes=notes))
+    assert [source.name for source in found] == [f"{path}!/good.jsonl"]
+    assert [one.split(": ")[0] for one in notes.refused] == [f"{path}!/"]
+
+
 def test_a_folder_is_every_file_in_it_once_in_order_of_name(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "2.jsonl").write_bytes(LINES)

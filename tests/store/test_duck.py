@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,11 @@ def test_only_sqlite_files_are_read(tmp_path: Path) -> None:
         run_sql("postgresql://localhost/x", "p", "SELECT 1")
     with pytest.raises(SqlFailed):
         run_sql(f"sqlite:///{tmp_path / 'missing.db'}", "p", "SELECT * FROM calls")
+
+
+def test_the_process_of_a_query_loads_no_store() -> None:
+    """Every query pays for what its process imports; SQLAlchemy and the wire's models take a second."""
+    loaded = "sys.modules.keys() & {'sqlalchemy', 'pydantic'}"
+    script = f"import sys, tracestore.store.duck_child; print(*sorted({loaded}))"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout == "\n"

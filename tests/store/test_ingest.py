@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 
 import pytest
 from sqlalchemy import func, select
@@ -254,6 +255,24 @@ def test_the_second_spelling_of_a_message_is_a_twin_of_the_first(store: Store) -
     assert (first.twin_of_key, second.twin_of_key) == (None, first.key)
     assert first.match_key == second.match_key
     assert store.request("p", "c1") == make.raw({"model": "m", "messages": [spelled]})
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+@pytest.mark.parametrize("apart", [False, True])
+def test_halves_of_a_tool_call_join_its_use_in_any_order_also_where_only_one_names_it(
+    store: Store, order: tuple[int, ...], apart: bool
+) -> None:
+    uses = [make.tool_use("run", id="t1")]
+    arriving = [
+        call("c0", [user("u")], answer(assistant(None, tool_calls=uses))),
+        make.tool_call("x1", "c0", tool_call_id="t1", phase="start"),
+        make.tool_call("x1", "c0", tool_call_id=None, name=None, status="failed", phase="end"),
+    ]
+    for group in [[arriving[place]] for place in order] if apart else [[arriving[p] for p in order]]:
+        ingest(store, *group)
+    with store.read() as connection:
+        (row,) = connection.execute(select(t.tool_call)).all()
+    assert (row.id, row.position, row.sampled_name, row.status) == ("x1", 0, "run", "failed")
 
 
 def test_tool_uses_are_read_from_the_message_and_joined_with_their_execution(store: Store) -> None:

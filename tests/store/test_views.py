@@ -25,7 +25,18 @@ from tracestore.store.schema import view_statements
 from tracestore.wire.events import AnyEvent
 
 NAMES = {
-    *("episodes", "agents", "calls", "contexts", "messages", "edges", "branches", "candidates", "rewards"),
+    *(
+        "episodes",
+        "agents",
+        "calls",
+        "tool_calls",
+        "contexts",
+        "messages",
+        "edges",
+        "branches",
+        "candidates",
+        "rewards",
+    ),
     *("token_counts", "critical_steps", "compaction_loss", "orphans", "gaps", "consumption"),
 }
 
@@ -100,6 +111,26 @@ def test_the_views_agree_with_the_graph(shared: Store, data: st.DataObject) -> N
         project,
     )
     assert {(row["kind"], row["id"]) for row in got} == set(orphans(graph))
+
+
+def test_a_tool_call_is_its_use_and_its_execution_and_a_failed_one_is_found(store: Store) -> None:
+    uses = [make.tool_use("run", '{"a": 1}', id="t1"), make.tool_use("look", id="t2")]
+    ingest(
+        store,
+        [
+            call("c0", [user("u")], answer(make.assistant(None, tool_calls=uses))),
+            make.tool_call("x1", "c0", tool_call_id="t1", status="failed", error="no such file"),
+            make.tool_call("x3", "c0", tool_call_id="t3", status="ok"),
+        ],
+    )
+    got = rows(store, "SELECT * FROM tool_calls ORDER BY position IS NULL, position")
+    names = ("position", "tool_call_id", "execution_id", "name", "is_sampled", "is_executed", "status")
+    assert [tuple(row[name] for name in names) for row in got] == [
+        (0, "t1", "x1", "run", True, True, "failed"),
+        (1, "t2", None, "look", True, False, None),
+        (None, "t3", "x3", "run", False, True, "ok"),
+    ]
+    assert [row["error"] for row in got if row["status"] == "failed"] == ["no such file"]
 
 
 def test_each_token_is_counted_once(store: Store) -> None:

@@ -185,7 +185,7 @@ def printable(text: str) -> str:
 
 
 def cell(value: object) -> str:
-    """One value as a table shows it. Unknown is NULL; thousands are separated in ints only."""
+    """One value as a table shows it. Unknown is NULL."""
     if value is None:
         return "NULL"
     if isinstance(value, bool):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tracestore.cli.common import table
 from tracestore.importers.notes import Notes
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ USAGE = (
 _NAMED = ("group", "episode", "agent", "call", "tool_call", "reward", "gap")
 
 _TABLES = """
-CREATE TABLE event (kind TEXT, id TEXT, facts TEXT, PRIMARY KEY (kind, id)) WITHOUT ROWID;
+CREATE TABLE event (kind TEXT, id TEXT, revision INTEGER, facts TEXT, PRIMARY KEY (kind, id)) WITHOUT ROWID;
 CREATE TABLE usage (call_id TEXT PRIMARY KEY, revision INTEGER, facts TEXT) WITHOUT ROWID;
 CREATE TABLE answer (call_id TEXT, place INTEGER, revision INTEGER, tokens INTEGER, nodes TEXT,
                      PRIMARY KEY (call_id, place)) WITHOUT ROWID;
@@ -80,6 +81,8 @@ class Fidelity:
             self._know(event, {"edit": event.edit})
         elif event.kind == "candidate_set":
             self._know(event, {"members": len(event.members)})
+        elif event.kind == "gap":
+            self._know(event, {"cause": event.cause})
         elif event.kind == "candidate_selection":
             self._know(event, {})
             self._ledger.executemany(
@@ -97,7 +100,9 @@ class Fidelity:
 
     def _know(self, event: AnyEvent, facts: dict[str, Any]) -> None:
         self._ledger.execute(
-            "INSERT OR REPLACE INTO event VALUES (?, ?, ?)", (event.kind, event.id, json.dumps(facts))
+            "INSERT INTO event VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET revision = excluded.revision, "
+            "facts = excluded.facts WHERE excluded.revision >= revision",
+            (event.kind, event.id, event.revision or 0, json.dumps(facts)),
         )
 
     def _call(self, event: Any) -> None:
@@ -165,15 +170,11 @@ class Fidelity:
         counts on its own, equal ones too.
         """
         num = dict(self._ledger.execute("SELECT kind, count(*) FROM event GROUP BY kind"))
-        edits = dict(
-            self._ledger.execute(
-                "SELECT json_extract(facts, '$.edit') AS edit, count(*) FROM event "
-                "WHERE kind = 'context_edit' GROUP BY edit ORDER BY edit"
-            )
-        )
+        edits = self._by("edit", kind="context_edit")
         return {
+            "files": dict(sorted(self.notes.files.items())),
             **{f"{kind}s": num.get(kind, 0) for kind in _NAMED[:5]},
-            "rows": dict(sorted(self.notes.rows.items())),
+            "rows": {name: num for name, num in sorted(self.notes.rows.items()) if num},
             "messages": self._num_messages(),
             "context_edits": edits,
             "compactions": edits.get("compaction", 0),
@@ -181,12 +182,23 @@ class Fidelity:
             "usage": {name: self._total(name) for name in USAGE},
             "sampled_tokens": self._one("SELECT coalesce(sum(tokens), 0) FROM answer"),
             **{f"{kind}s": num.get(kind, 0) for kind in _NAMED[5:]},
+            "gap_causes": self._by("cause", kind="gap"),
             "inferred": {what: dict(evidence) for what, evidence in sorted(self.notes.inferred.items())},
             "not_understood": {
                 name: leftover.facts() for name, leftover in sorted(self.notes.not_understood.items())
             },
             "warnings": dict(self.notes.warnings),
         }
+
+    def _by(self, name: str, *, kind: str) -> dict[str, int]:
+        """Events of a kind, by one of their facts."""
+        return dict(
+            self._ledger.execute(
+                "SELECT json_extract(facts, ?) AS value, count(*) FROM event "
+                "WHERE kind = ? GROUP BY value ORDER BY value",
+                (f"$.{name}", kind),
+            )
+        )
 
     def _num_messages(self) -> int:
         written = self._one("SELECT coalesce(sum(json_array_length(nodes)), 0) FROM answer")
@@ -228,3 +240,65 @@ def _path(root: str, messages: Iterable[Message]) -> Iterable[str]:
         key = node_key(key, match_hash(message.raw, role=message.role))
         yield key.hex()
         key = key.hex().encode()
+
+
+# --- For people ------------------------------------------------------------------------------------
+
+_SHOWN_CHARACTERS = 140
+"""Of one example of what was not understood."""
+
+
+def readable(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a report for people: what is 0 or unknown is left out, long texts are cut.
+
+    Args:
+        facts: of `Fidelity.facts`, with `stored`, `duplicates` and `refused`.
+    """
+    yield from table(["read", ""], list(_counts(facts))).splitlines()[2:]
+    for title, name in (
+        ("files by format", "files"),
+        ("rows read", "rows"),
+        ("gap", "gap_causes"),
+    ):
+        yield from _section(["count", title], [(num, what) for what, num in facts[name].items()])
+    inferred = [(num, what, by) for what, found in facts["inferred"].items() for by, num in found.items()]
+    yield from _section(["count", "inferred", "from"], inferred)
+    yield from _section(["count", "warning"], [(num, what) for what, num in facts["warnings"].items()])
+    if facts["not_understood"]:
+        yield from ("", "not understood, each with an example (--json has more):")
+    for name, left in facts["not_understood"].items():
+        yield f"{left['count']:>7,}  {name}"
+        yield " " * 9 + _cut(left["examples"][0])
+
+
+def _counts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    always = ("episodes", "calls")
+    for name in ("groups", "episodes", "agents", "calls", "tool_calls", "messages"):
+        if facts[name] or name in always:
+            yield name.replace("_", " "), f"{facts[name]:,}"
+    for edit, num in facts["context_edits"].items():
+        yield f"{edit}s", f"{num:,}"
+    if facts["candidates"]["sampled"]:
+        yield "candidates", "{sampled:,}, {selected:,} of them selected".format(**facts["candidates"])
+    for name, num in facts["usage"].items():
+        if num is not None:
+            yield name.replace("_", " "), f"{num:,.4f}" if isinstance(num, float) else f"{num:,}"
+    if facts["sampled_tokens"]:
+        yield "tokens with their ids", f"{facts['sampled_tokens']:,}"
+    for name in ("rewards", "gaps"):
+        if facts[name]:
+            yield name, f"{facts[name]:,}"
+    yield "stored now", f"{facts['stored']:,} events"
+    yield "stored before", f"{facts['duplicates']:,} events"
+    yield "refused", f"{facts['refused']:,}"
+
+
+def _section(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    if rows:
+        yield ""
+        yield from table(columns, rows).splitlines()
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN_CHARACTERS else line[:_SHOWN_CHARACTERS] + " ..."

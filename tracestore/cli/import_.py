@@ -21,7 +21,6 @@ from tracestore.cli.common import (
     add_store_flags,
     note,
     opened_store,
-    print_facts,
     print_json_line,
     print_line,
     print_table,
@@ -30,6 +29,7 @@ from tracestore.cli.common import (
     verb_parser,
 )
 from tracestore.errors import TracestoreError
+from tracestore.importers.notes import MAX_REFUSED
 
 if TYPE_CHECKING:
     from tracestore.cli.fidelity import Fidelity
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 MAX_BATCH_EVENTS = 1_000
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 _SHOWN_PROBLEMS = 20
+_SHOWN_CHARACTERS = 500
 
 Outcomes = list[tuple[str, str | None]]
 """(status, problem) of each event of a batch: stored, duplicate, conflict or error."""
@@ -101,14 +102,19 @@ def run(args: argparse.Namespace) -> int:
         watched = [watch(source, advance) for source in found]
         for batch in batches(formats.read(watched, format=args.format, notes=notes)):
             done.add(batch, sink(batch))
+    if not (notes.files or notes.num_refused):
+        # A wrong folder must not look like success.
+        where = ", ".join(args.paths)
+        num = f"none of its {len(found):,} files is in a known format" if found else "there is no file in it"
+        notes.refuse(where, f"{num} (--list-formats lists them)" if found else num)
     _report(done, args)
-    return 1 if done.problems else 0
+    return 1 if done.num_problems else 0
 
 
 def _list_formats(args: argparse.Namespace) -> int:
     from tracestore.importers import formats
 
-    known = formats.formats().values()
+    known = sorted(formats.formats().values(), key=lambda one: one.name)
     if args.json:
         print_json_line({one.name: one.title for one in known})
     else:
@@ -117,39 +123,20 @@ def _list_formats(args: argparse.Namespace) -> int:
 
 
 def _report(done: Imported, args: argparse.Namespace) -> None:
+    from tracestore.cli.fidelity import readable
+
     facts = done.facts()
-    shown = done.problems[:_SHOWN_PROBLEMS]
     if args.json:
-        print_facts(facts | {"problems": shown}, args=args)
+        print_json_line(facts)
         return
-    for problem in shown:
+    for problem in done.problems[:_SHOWN_PROBLEMS]:
         note(printable(problem), args=args)
-    if len(done.problems) > len(shown):
-        note(f"... and {len(done.problems) - len(shown)} more problems", args=args)
-    sections = {name: facts.pop(name) for name in ("rows", "inferred", "not_understood", "warnings")}
-    print_facts(facts, args=args)
-    for title, rows in _readable(sections).items():
-        if rows:
-            print_line()
-            print_table([title, "count"], rows)
-
-
-def _readable(sections: dict[str, Any]) -> dict[str, list[tuple[str, int]]]:
-    inferred = [
-        (f"{what}, by {evidence}", num)
-        for what, by in sections["inferred"].items()
-        for evidence, num in by.items()
-    ]
-    left = [
-        (f"{name}, e.g. {one['examples'][0]}", one["count"])
-        for name, one in sections["not_understood"].items()
-    ]
-    return {
-        "rows read": list(sections["rows"].items()),
-        "inferred": inferred,
-        "not understood": left,
-        "warning": list(sections["warnings"].items()),
-    }
+    if done.num_problems > _SHOWN_PROBLEMS:
+        note(f"... and {done.num_problems - _SHOWN_PROBLEMS:,} more (--json lists them)", args=args)
+    for line in readable(facts):
+        print_line(printable(line))
+    if done.outcomes["stored"] and args.url is None:
+        note("`tracestore show` lists the episodes, `tracestore sql` asks about them", args=args)
 
 
 def _server_url(text: str) -> str:
@@ -199,14 +186,24 @@ def post(url: str, project: str, batch: Sequence[Item]) -> Outcomes:
             answer = response.read()
     except urllib.error.HTTPError as error:
         answer = error.read()
-    except (urllib.error.URLError, OSError) as error:
-        raise ServerRefused(
-            url=url, problem=str(error), hint="is `tracestore serve` running there?"
-        ) from error
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        problem = getattr(reason, "strerror", None) or str(reason)
+        raise ServerRefused(url=url, problem=problem, hint="is `tracestore serve` running there?") from error
     try:
         return [(item["status"], _problem_text(item.get("problem"))) for item in json.loads(answer)["items"]]
     except (ValueError, KeyError, TypeError):
-        raise ServerRefused(url=url, answer=answer[:500].decode("utf-8", "replace")) from None
+        raise ServerRefused(url=url, answer=_refusal(answer)) from None
+
+
+def _refusal(answer: bytes) -> str:
+    """What a server says about a whole body: problem+json, or whatever else answers at that address."""
+    text = answer[:_SHOWN_CHARACTERS].decode("utf-8", "replace")
+    try:
+        problem = json.loads(answer)
+    except ValueError:
+        return text
+    return (_problem_text(problem) if isinstance(problem, dict) else None) or text
 
 
 def _problem_text(problem: Any) -> str | None:
@@ -278,14 +275,14 @@ class Imported:
 
     fidelity: Fidelity = field(default_factory=lambda: _fidelity())
     failed: list[str] = field(default_factory=list)
-    """Events that the store did not take, with the reason."""
+    """Events that the store did not take, with the reason; the first `MAX_REFUSED` of them."""
     outcomes: Counter[str] = field(default_factory=Counter)
 
     def add(self, batch: Sequence[Item], outcomes: Outcomes) -> None:
         """Count what is in a batch and what became of it."""
         for item, (status, problem) in zip(batch, outcomes, strict=True):
             self.outcomes[status] += 1
-            if status not in ("stored", "duplicate"):
+            if status not in ("stored", "duplicate") and len(self.failed) < MAX_REFUSED:
                 self.failed.append(f"{item.event.kind} {item.event.id}: {problem or status}")
             self.fidelity.add(item.event)
 
@@ -294,12 +291,19 @@ class Imported:
         """What did not get in: records that could not be read, then events that were not taken."""
         return self.fidelity.notes.refused + self.failed
 
+    @property
+    def num_problems(self) -> int:
+        """How many there are; `problems` ends somewhere, where a file holds nothing but damage."""
+        taken = self.outcomes["stored"] + self.outcomes["duplicate"]
+        return self.fidelity.notes.num_refused + self.outcomes.total() - taken
+
     def facts(self) -> dict[str, object]:
-        """What was read, and how much of it is stored now."""
+        """What was read, how much of it is stored now, and what is not."""
         return self.fidelity.facts() | {
             "stored": self.outcomes["stored"],
             "duplicates": self.outcomes["duplicate"],
-            "refused": len(self.problems),
+            "refused": self.num_problems,
+            "problems": self.problems,
         }
 
 

@@ -175,9 +175,8 @@ def _episode_text(graph: Graph) -> str:
 def _answer_text(answer: CompletionFields) -> str:
     count = None if answer.token_ids is None else len(answer.token_ids)
     tokens = None if count is None else f"{count:,} token{'' if count == 1 else 's'}"
-    return "-> " + ", ".join(
-        fact for fact in (tokens, answer.finish_reason, "partial" if answer.partial else None) if fact
-    )
+    facts = [tokens, answer.finish_reason, "partial" if answer.partial else None]
+    return "-> " + (", ".join(fact for fact in facts if fact) or "answered")
 
 
 def _edit_text(edit: ContextEdit) -> str:

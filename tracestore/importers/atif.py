@@ -61,7 +61,8 @@ def read(sources: Sources, *, notes: Notes) -> Iterator[Item]:
                 continue
             for value in found:
                 key = f"{len(documents):08d}"
-                one = record if len(found) == 1 else Record(value, record.at, record.line, bytes(raw(value)))
+                is_all = value is record.value
+                one = record if is_all else Record(value, record.at, record.line, bytes(raw(value)))
                 spool.add(key, one, source=source.name)
                 documents += index(value, key, source.name)
     documents = distinct(documents, notes=notes)

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from tracestore.importers.atif_steps import own_part, step_of
+from tracestore.importers.guard import text_or_none
 from tracestore.importers.items import content_id, safe_id
 from tracestore.importers.notes import Notes
 
@@ -169,10 +170,6 @@ def _refs(value: dict[str, Any]) -> Iterator[tuple[dict[str, Any], bool]]:
             for result in step_of(step).results:
                 for ref in result.refs:
                     yield ref, step.get("source") == "agent"
-
-
-def text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 def ref_key_of(ref: dict[str, Any], parent: Document) -> str | None:

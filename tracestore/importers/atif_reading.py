@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tracestore.importers import carried
-from tracestore.importers.atif_documents import Document, embedded, is_trajectory, ref_key_of, text_or_none
+from tracestore.importers.atif_documents import Document, embedded, is_trajectory, ref_key_of
 from tracestore.importers.atif_steps import (
     Result,
     Step,
@@ -21,6 +21,7 @@ from tracestore.importers.atif_steps import (
     token_ids_of,
     usage_of,
 )
+from tracestore.importers.guard import problem_of, text_or_none
 from tracestore.importers.items import Item, count, left, made, nanoseconds, raw, safe_id, taken
 from tracestore.importers.notes import Notes
 from tracestore.importers.spans import size
@@ -79,7 +80,8 @@ class Reading:
     def trajectory(self, document: Document, value: dict[str, Any], at: str) -> Iterator[Item]:
         """The events of one trajectory but for the agent's end."""
         rest = {name: one for name, one in value.items() if name not in ("steps", "subagent_trajectories")}
-        odd = [one for one in value.get("subagent_trajectories") or () if not is_trajectory(one)]
+        inside = value.get("subagent_trajectories")
+        odd = [one for one in inside if not is_trajectory(one)] if isinstance(inside, list) else inside
         rest |= {"subagent_trajectories": odd} if odd else {}
         self._at = at
         self._own = own_part(rest)
@@ -105,7 +107,7 @@ class Reading:
                 named = {name: one for name, one in step.items() if (name, one) != ("step_id", place + 1)}
                 yield from self._step(f"{self.head.agent_id}/{tag}{place + 1}", named, tools)
             except ValidationError as error:
-                self.notes.refuse(at, f"step {place + 1}: {error.errors()[0]['msg']}")
+                self.notes.refuse(at, f"step {place + 1}: {problem_of(error)}")
                 self.notes.leftover("atif: step that makes no event", step, at=at)
         self._documents.append(rest | ({"agent": self._agent} if self._agent else {}))
         yield from carried.events(self._own.get("events"), at=at, notes=self.notes)

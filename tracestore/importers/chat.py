@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tracestore.importers import streams
-from tracestore.importers.chats import ANSWERS, history, tool_calls
+from tracestore.importers.conversations import ANSWERS, history, tool_calls
 from tracestore.importers.credentials import Told, safe_request, without
 from tracestore.importers.documents import Record, records
 from tracestore.importers.exchanges import answered_call

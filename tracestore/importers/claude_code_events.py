@@ -93,7 +93,7 @@ class Conversion:
     _children: dict[int, list[Row]] = field(default_factory=lambda: defaultdict(list))
     """id of a row -> the rows that name it as their parent."""
     _placed_beside: set[int] = field(default_factory=set)
-    """ids of rows that a call in another file than the main thread's was the first to take."""
+    """ids of the main thread's rows that a call in another file was the first to take."""
 
     @cached_property
     def _main_files(self) -> frozenset[str]:
@@ -143,8 +143,9 @@ class Conversion:
     def _call(self, unit: Unit) -> Iterator[Item]:
         session, name = self.session, self.session.id
         parent, read, is_whole = self._context(unit)
-        is_beside = unit.first.file not in self._main_files
+        is_file_beside = unit.first.file not in self._main_files
         for row in read:
+            is_beside = is_file_beside and row.thread == MAIN
             row.is_read = row.is_read or not is_beside
             if is_beside and not row.is_placed:
                 self._placed_beside.add(id(row))
@@ -315,6 +316,7 @@ class Conversion:
             phase="end",
             episode_id=self.session.id,
             call_id=call_id(unit),
+            tool_call_id=use_id,
             result=None if content is None else raw(content),
             status="failed" if is_error is True else "ok",
             ended_at=row.time,
@@ -421,6 +423,8 @@ class Conversion:
                 rows[row.thread].append(row)
         for thread, own in rows.items():
             yield from guarded(self._agent_start(thread, own), at=own[0].at, notes=self.notes)
+            yield from self._without_prompt(thread, own)
+        yield from self._without_prompt(MAIN, [row for row in self.session.rows if row.thread == MAIN])
         spawned = self._spawned(rows)
         for one in spawned.values():
             ended = self._agent_end(one, depth=_depth(one, spawned))
@@ -439,6 +443,21 @@ class Conversion:
             scope_prompt=None if scope is None else raw(scope),
             started_at=rows[0].time,
             meta=self._unread(rows),
+        )
+
+    def _without_prompt(self, thread: str, rows: list[Row]) -> Iterator[Item]:
+        """A gap where the first answer of an agent answers nothing that is there."""
+        first = next((row for row in rows if row.unit is not None), None)
+        if first is None or any(row.kind == "message" for row in self.session.lineage(first)):
+            return
+        name, agent = self.session.id, agent_id(self.session.id, thread)
+        yield made(
+            Gap,
+            id=safe_id(f"{agent}/missing_prompt"),
+            episode_id=name,
+            agent_id=agent,
+            cause="missing_prompt",
+            detail="what the first answer answers is not in the file",
         )
 
     def _unread(self, rows: list[Row]) -> Raw | None:

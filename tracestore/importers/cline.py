@@ -33,7 +33,7 @@ from typing import Any
 from tracestore.importers import exact
 from tracestore.importers.documents import records
 from tracestore.importers.format import Format, Head, Sources
-from tracestore.importers.guard import as_dict, as_list, guarded, number
+from tracestore.importers.guard import as_dict, as_list, guarded, number, text_or_none
 from tracestore.importers.items import Item, content_id, count, left, made, nanoseconds, raw, safe_id
 from tracestore.importers.notes import Notes
 from tracestore.importers.sources import Source
@@ -416,8 +416,8 @@ class _Task:
             yield self._tool_call(
                 f"{call_id}/tool/{place}",
                 call_id,
-                tool_call_id=_text(use.get("id")),
-                name=_text(use.get("name")),
+                tool_call_id=text_or_none(use.get("id")),
+                name=text_or_none(use.get("name")),
                 arguments=str(raw(use["input"]), "ascii") if "input" in use else None,
                 result=None if result is None else raw(result.get("content", "")),
                 status="failed" if is_error is True else None,
@@ -466,10 +466,6 @@ def _parsed(text: Any) -> Any:
 
 def _size(value: Any) -> int:
     return min(len(raw(value)), 2**31 - 1)
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 FORMAT = Format("cline", "Cline and Roo Code task folders", _recognises, read)

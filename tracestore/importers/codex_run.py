@@ -12,7 +12,7 @@ from typing import Any
 
 from tracestore.importers import exact
 from tracestore.importers.documents import Record
-from tracestore.importers.guard import as_list, guarded
+from tracestore.importers.guard import WRONG_SHAPE, as_list, guarded, problem_of, text_or_none
 from tracestore.importers.items import Item, left, made, nanoseconds, raw, safe_id
 from tracestore.importers.notes import Notes
 from tracestore.wire.agent import Agent
@@ -221,8 +221,8 @@ class Run:
         """The next row. One of a shape that nobody expected is refused."""
         try:
             self._take(row)
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            self.notes.refuse(row.at, f"not of the shape that rollouts have: {error}")
+        except WRONG_SHAPE as error:
+            self.notes.refuse(row.at, f"not of the shape that rollouts have: {problem_of(error)}")
 
     def _take(self, row: Row) -> None:
         if row.is_item:
@@ -701,8 +701,8 @@ class Run:
             revision=self.revision(use.changed),
             episode_id=self.episode_id,
             call_id=use.call.id,
-            tool_call_id=_text(use.item.get("call_id") or use.item.get("id")),
-            name=_text(use.item.get("name")) or _text(use.item.get("type")),
+            tool_call_id=text_or_none(use.item.get("call_id") or use.item.get("id")),
+            name=text_or_none(use.item.get("name")) or text_or_none(use.item.get("type")),
             arguments=arguments if isinstance(arguments, str | None) else str(raw(arguments), "ascii"),
             result=None if not is_done else raw(output),
             status="cancelled" if use.is_cancelled else {True: "ok", False: "failed"}.get(success),  # type: ignore[arg-type]
@@ -779,10 +779,6 @@ def _int(value: Any) -> int:
 def _equal(one: Any, other: Any) -> bool:
     # 1 == True and 1 == 1.0 in Python, not in JSON.
     return one == other and (isinstance(one, str) or repr(one) == repr(other))
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 def _parsed(text: Any) -> Any:

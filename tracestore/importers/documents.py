@@ -32,6 +32,7 @@ MAX_DEPTH = LIMITS.max_depth - 20
 
 _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _BOM = b"\xef\xbb\xbf"
+_SPACE = b" \t\r\n"
 _LEXEME = re.compile(r""""[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{},]""", re.DOTALL)
 """A string (the last one may be cut off), or a sign that makes structure."""
 
@@ -252,9 +253,11 @@ def _physical_lines(source: Source, notes: Notes) -> Iterator[Line]:
                         text = readable.readline(1 << 20)
                     continue
                 # Files that were put together have their marks in the middle.
-                text = text.removeprefix(_BOM).strip(b" \t\r\n")
+                text = text.removeprefix(_BOM).strip(_SPACE)
                 if text:
                     yield Line(source.name, number, text)
+                elif isinstance(readable, io.BufferedReader):
+                    number += _passed_over(readable)
             ended(stream)
     except Unreadable as error:
         notes.refuse(source.name, error.values.get("problem") or error)
@@ -262,6 +265,18 @@ def _physical_lines(source: Source, notes: Notes) -> Iterator[Line]:
         notes.refuse(f"{source.name}, after line {number}", f"no UTF-16: {error.reason}")
     except DAMAGED as error:
         notes.refuse(f"{source.name}, after line {number}", f"damaged: {error}")
+
+
+def _passed_over(stream: io.BufferedReader) -> int:
+    """Pass over white space; the lines that ended in it. A packed file may hold gigabytes of blank lines."""
+    passed = 0
+    while True:
+        seen = stream.peek(1)
+        size = len(seen) - len(seen.lstrip(_SPACE))
+        if not size:
+            return passed
+        passed += seen.count(b"\n", 0, size)
+        stream.read(size)
 
 
 def _as_utf8(stream: io.BufferedReader, source: Source, notes: Notes) -> Any:

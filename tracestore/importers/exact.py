@@ -20,7 +20,9 @@ from tracestore.wire.base import Raw
 
 _MAX_INT_DIGITS = 4_000
 """Python converts integers of at most 4,300 digits to text."""
-_UNUSUAL_INT = re.compile(rf"-0(?![.0-9eE])|[0-9]{{{_MAX_INT_DIGITS}}}")
+_NEGATIVE_ZERO = re.compile(r"-0(?![.0-9eE])")
+# Two patterns, and the second in two parts, since a search skips fastest to one literal or one class.
+_MANY_DIGITS = re.compile(rf"[0-9][0-9]{{{_MAX_INT_DIGITS - 1}}}")
 _SAFE_DIGITS = 15
 """A decimal of so many digits is the same number again when it is written from a double."""
 _PLAIN_ZERO = re.compile(r"-?0(?:\.0+)?(?:[eE].*)?\Z")
@@ -42,6 +44,8 @@ def loads(text: bytes | str, *, on_constant: Told = str, on_repeat: Told = str) 
     # bytes are decoded by hand: json would guess UTF-16 from zero bytes.
     source = text if isinstance(text, str) else text.decode("utf-8")
 
+    has_unusual = _NEGATIVE_ZERO.search(source) is not None or _MANY_DIGITS.search(source) is not None
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
@@ -53,7 +57,7 @@ def loads(text: bytes | str, *, on_constant: Told = str, on_repeat: Told = str) 
     return json.loads(
         source,
         parse_float=_float,
-        parse_int=_int if _UNUSUAL_INT.search(source) else None,
+        parse_int=_int if has_unusual else None,
         parse_constant=lambda name: (on_constant(name), name)[1],
         object_pairs_hook=unique,
     )
@@ -61,6 +65,8 @@ def loads(text: bytes | str, *, on_constant: Told = str, on_repeat: Told = str) 
 
 def _float(text: str) -> Any:
     value = float(text)
+    if repr(value) == text:
+        return value
     if not math.isfinite(value):
         return Raw(text.encode("ascii"))
     if len(text) <= _SAFE_DIGITS and "e" not in text and "E" not in text:

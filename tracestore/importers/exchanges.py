@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tracestore.importers import exact, streams
-from tracestore.importers.chats import tool_calls
+from tracestore.importers.conversations import tool_calls
 from tracestore.importers.credentials import Told, safe_request, safe_url, without
 from tracestore.importers.documents import embedded
 from tracestore.importers.guard import known

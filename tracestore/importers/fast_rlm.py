@@ -20,9 +20,10 @@ the log (newer versions write parallel_group_id, which stays in `meta`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
@@ -52,6 +53,15 @@ def _is_row(value: Any) -> bool:
     return value["event_type"] in _EVENTS and isinstance(value.get("run_id"), str) and "depth" in value
 
 
+class _Place(NamedTuple):
+    """Where a row stands among the rows of its episode, which may lie in several files."""
+
+    first_time: int
+    """Of the first row of its file: a log that goes on in another file goes on there later."""
+    first_text: bytes
+    line: int
+
+
 @dataclass
 class _Run:
     """One run, by the rows that are there."""
@@ -60,18 +70,17 @@ class _Run:
     parent_id: str | None = None
     depth: int | None = None
     steps: dict[int, Record] = field(default_factory=dict)
-    places: dict[int, int] = field(default_factory=dict)
+    places: dict[int, _Place] = field(default_factory=dict)
     """step -> its place in the log."""
     finals: list[Record] = field(default_factory=list)
     num_rows: int = 0
     times: list[int] = field(default_factory=list)
-    first_place: int = 0
+    first_place: _Place | None = None
 
-    def add(self, record: Record, place: int) -> None:
+    def add(self, record: Record, place: _Place) -> None:
         row = record.value
         self.num_rows += 1
-        if self.num_rows == 1:
-            self.first_place = place
+        self.first_place = place if self.first_place is None else min(place, self.first_place)
         parent, depth, step = row.get("parent_run_id"), row.get("depth"), row.get("step")
         self.parent_id = parent if isinstance(parent, str) else self.parent_id
         self.depth = depth if isinstance(depth, int) and not isinstance(depth, bool) else self.depth
@@ -121,20 +130,30 @@ def _root(run_id: str, parents: dict[str, str]) -> str:
 
 def _runs(run_ids: list[str], spool: Spool, notes: Notes) -> dict[str, _Run]:
     """The runs of an episode. A row that is in two files is one row."""
+    rows = {run_id: list(spool.of(run_id)) for run_id in run_ids}
+    firsts: dict[str, Record] = {}
+    for name, record in itertools.chain.from_iterable(rows.values()):
+        firsts[name] = min(record, firsts.get(name, record), key=lambda one: one.line)
     runs: dict[str, _Run] = {}
     seen: set[bytes] = set()
     for run_id in run_ids:
         runs[run_id] = run = _Run(run_id)
-        for _, record in spool.of(run_id):
+        placed = [(_place(record, firsts[name]), record) for name, record in rows[run_id]]
+        for place, record in sorted(placed, key=lambda one: one[0]):
             if record.text in seen:
                 continue
             seen.add(record.text)
             notes.rows[f"fast-rlm/{record.value['event_type']}"] += 1
             try:
-                run.add(record, record.line)
+                run.add(record, place)
             except ValueError as error:
                 notes.refuse(record.at, error)
     return runs
+
+
+def _place(record: Record, first: Record) -> _Place:
+    begun = nanoseconds(first.value.get("time"))
+    return _Place(2**63 if begun is None else begun, first.text, record.line)
 
 
 def _episode(root_id: str, runs: dict[str, _Run], notes: Notes) -> Iterator[Item]:
@@ -211,9 +230,10 @@ def _rest(run: _Run, record: Record) -> dict[str, Any]:
 
 def _spawning_step(run: _Run, parent: _Run | None, notes: Notes) -> str | None:
     """The call whose step had not been written when the child's first row was."""
-    if parent is None:
+    began = run.first_place
+    if parent is None or began is None:
         return None
-    later = [step for step, place in parent.places.items() if place > run.first_place]
+    later = [step for step, place in parent.places.items() if place > began]
     if not later:
         return None
     notes.infer("the step that spawned a run", evidence="the first row of its parent after the run began")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -99,7 +100,7 @@ _OWN = (
 
 
 class UnknownFormat(TracestoreError):
-    """Nothing here can read this."""
+    """There is no such format."""
 
     exit_code = 2
 
@@ -125,7 +126,9 @@ def named(name: str) -> Format:
         UnknownFormat: there is none.
     """
     if name not in formats():
-        raise UnknownFormat(format=name, hint=f"formats: auto, {', '.join(formats())}")
+        near = difflib.get_close_matches(name, formats(), n=3)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise UnknownFormat(format=name, hint=f"{hint}`tracestore import --list-formats` lists them")
     return formats()[name]
 
 
@@ -169,6 +172,7 @@ def read(sources: Iterable[Source], *, format: str, notes: Notes) -> Iterator[It
     for source in sources:
         one = named(format) if format != "auto" else _of(source, notes)
         if one is not None:
+            notes.files[one.name] += 1
             by_format.setdefault(one.name, []).append(source)
     for name in formats():
         if name in by_format:
@@ -181,12 +185,16 @@ def _of(source: Source, notes: Notes) -> Format | None:
     except TracestoreError as error:
         notes.refuse(source.name, error.values.get("problem") or error)
         return None
-    if one is None and source.is_named:
-        names = ", ".join(formats())
-        is_empty = not source.head().strip()
+    if one is not None:
+        return one
+    head = source.head()
+    if not source.is_named:
+        kind = "file of no known format" if head.strip() else "empty file"
+        notes.leftover(kind, head.decode("utf-8", "backslashreplace"), at=source.name)
+    elif head.strip():
         notes.refuse(
-            source.name, "empty" if is_empty else f"no format recognises it; --format names one of {names}"
+            source.name, "no format recognises it; where you know which it is, name it with --format"
         )
-    elif one is None:
-        notes.leftover("file of no known format", source.name, at=source.name)
-    return one
+    else:
+        notes.refuse(source.name, "empty")
+    return None

@@ -37,7 +37,7 @@ from typing import Any
 
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
-from tracestore.importers.guard import as_dict, as_list, guarded
+from tracestore.importers.guard import as_dict, as_list, guarded, text_or_none
 from tracestore.importers.items import Item, content_id, count, left, made, nanoseconds, raw, safe_id
 from tracestore.importers.notes import Notes
 from tracestore.importers.sources import Source
@@ -394,8 +394,8 @@ class _Chat:
             revision=message.size,
             episode_id=self.episode_id,
             call_id=call_id,
-            tool_call_id=_text(use.get("id")),
-            name=_text(use.get("name")),
+            tool_call_id=text_or_none(use.get("id")),
+            name=text_or_none(use.get("name")),
             arguments=None if use.get("args") is None else str(raw(use["args"]), "ascii"),
             result=None if use.get("result") is None else raw(use["result"]),
             status=_STATUS.get(status) if isinstance(status, str) else None,
@@ -412,7 +412,7 @@ class _Chat:
                 parent_agent_id=self.id,
                 role="subagent",
                 spawned_by_call_id=call_id,
-                spawned_by_tool_call_id=_text(use.get("id")),
+                spawned_by_tool_call_id=text_or_none(use.get("id")),
                 scope_prompt=None if use.get("args") is None else raw(use["args"]),
             )
 
@@ -466,10 +466,6 @@ def _usage(tokens: dict[str, Any]) -> Usage | None:
     }
     told = {name: one for name, one in known.items() if one is not None}
     return Usage(**told) if told else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------
@@ -542,8 +538,8 @@ def _parts(history: list[dict[str, Any]], place: int, episode_id: str, call_id: 
             revision=1 if result is None else 2,
             episode_id=episode_id,
             call_id=call_id,
-            tool_call_id=_text(use.get("id")),
-            name=_text(use.get("name")),
+            tool_call_id=text_or_none(use.get("id")),
+            name=text_or_none(use.get("name")),
             arguments=None if "args" not in use else str(raw(use["args"]), "ascii"),
             result=None if result is None or "response" not in result else raw(result["response"]),
         )

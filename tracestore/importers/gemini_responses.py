@@ -22,10 +22,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tracestore.importers import usage
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded
-from tracestore.importers.items import Item, content_id, count, left, made, raw
+from tracestore.importers.items import Item, content_id, left, made, raw
 from tracestore.importers.notes import Notes
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call, Usage
@@ -88,7 +89,7 @@ def _call(record: Record, episode_id: str, call_id: str, ordinal: int, notes: No
     answers: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         chunk["candidates"] = [_joined(candidate, answers) for candidate in as_list(chunk.get("candidates"))]
-    usage = _usage(chunks)
+    counted = _usage(chunks)
     yield made(
         Call,
         id=call_id,
@@ -99,7 +100,7 @@ def _call(record: Record, episode_id: str, call_id: str, ordinal: int, notes: No
         provider_id=_last(chunks, "responseId"),
         endpoint=line["method"],
         completions=tuple(_completion(answer) for _, answer in sorted(answers.items())) or None,
-        usage=usage,
+        usage=counted,
         status="ok" if any(answer["reason"] for answer in answers.values()) else None,
         meta=left("gemini_responses", {**line, "chunks": chunks}),
     )
@@ -149,18 +150,8 @@ def _usage(chunks: list[dict[str, Any]]) -> Usage | None:
     chunk = next((one for one in reversed(chunks) if isinstance(one.get("usageMetadata"), dict)), None)
     if chunk is None:
         return None
-    rest = dict(chunk["usageMetadata"])
-    sampled, thoughts = count(rest, "candidatesTokenCount"), count(rest, "thoughtsTokenCount")
-    known: dict[str, Any] = {
-        "prompt_tokens": count(rest, "promptTokenCount"),
-        "cached_tokens": count(rest, "cachedContentTokenCount"),
-        "completion_tokens": None
-        if sampled is None and thoughts is None
-        else (sampled or 0) + (thoughts or 0),
-        "reasoning_tokens": thoughts,
-    }
-    chunk["usageMetadata"] = rest
-    return Usage(**{name: one for name, one in known.items() if one is not None})
+    found, chunk["usageMetadata"] = usage.of_gemini(chunk["usageMetadata"])
+    return found
 
 
 def _last(chunks: list[dict[str, Any]], name: str) -> str | None:

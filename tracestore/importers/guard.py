@@ -6,13 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
 from tracestore.importers.items import Item
 from tracestore.importers.notes import Notes
 from tracestore.wire.arrays import Logprobs, TokenIds
 from tracestore.wire.base import Raw
 
 # What code that expects a format's shape raises over another shape. Pydantic's errors are ValueErrors.
-_WRONG_SHAPE = (ValueError, TypeError, LookupError, AttributeError)
+WRONG_SHAPE = (ValueError, TypeError, LookupError, AttributeError)
+_MAX_FIELDS = 3
+_MAX_CHARACTERS = 200
 _T = TypeVar("_T")
 _CONSTANTS = ("NaN", "Infinity", "-Infinity")
 
@@ -26,15 +30,23 @@ def guarded(items: Iterable[Item], *, at: str, notes: Notes) -> Iterator[Item]:
     """
     try:
         made = list(items)
-    except _WRONG_SHAPE as error:
-        notes.refuse(at, f"not of the shape that this format has: {_first_line(error)}")
+    except WRONG_SHAPE as error:
+        notes.refuse(at, f"not of the shape that this format has: {problem_of(error)}")
         return
     yield from made
 
 
-def _first_line(error: Exception) -> str:
-    text = " ".join(str(error).split())[:200]
-    return text if isinstance(error, ValueError) else f"{type(error).__name__} {text}"
+def problem_of(error: Exception) -> str:
+    """What one of WRONG_SHAPE says to somebody who has the file and not the importer."""
+    if isinstance(error, ValidationError):
+        details = error.errors(include_url=False, include_input=False)
+        fields = [(".".join(map(str, one["loc"])), one["msg"]) for one in details[:_MAX_FIELDS]]
+        return "; ".join(f"{field}: {message.removeprefix('Value error, ')}" for field, message in fields)
+    if isinstance(error, KeyError):
+        return f"there is no {error}"
+    if isinstance(error, ValueError):
+        return " ".join(str(error).split())[:_MAX_CHARACTERS]
+    return "a list is too short" if isinstance(error, IndexError) else "a value is of another type"
 
 
 def as_dict(value: Any) -> dict[str, Any]:
@@ -45,6 +57,11 @@ def as_dict(value: Any) -> dict[str, Any]:
 def as_list(value: Any) -> list[Any]:
     """The list, or an empty one where the value is none."""
     return value if isinstance(value, list) else []
+
+
+def text_or_none(value: Any) -> str | None:
+    """A text that says something; None where the value is none, or empty."""
+    return value if isinstance(value, str) and value else None
 
 
 def number(value: Any) -> float | None:

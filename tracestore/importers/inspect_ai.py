@@ -1,7 +1,7 @@
 """Inspect logs (`.eval` zips and JSON) -> one episode a sample and epoch, with its agents, calls and scores.
 
 Seen: log versions 1 to 4, packages 0.3.41 (2024) to 0.3.154 and the pools, branches and chunked samples of
-2026. Where the parts of a log lie, and how references are put back, is told in `_inspect_files`.
+2026. Where the parts of a log lie, and how references are put back, is told in `inspect_files`.
 
 - A sample is {id, epoch, input, target, messages, output, scores, events ...}. Its `uuid` (from 0.3.70) is
   the episode's id; a log that is retried copies finished samples with theirs. Without it the id is made of
@@ -45,7 +45,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tracestore.importers._inspect_fields import (
+from tracestore.importers.format import Format, Head, Sources
+from tracestore.importers.guard import guarded
+from tracestore.importers.inspect_fields import (
     body_of,
     fingerprint,
     id_of,
@@ -59,7 +61,7 @@ from tracestore.importers._inspect_fields import (
     tool_uses,
     usage_of,
 )
-from tracestore.importers._inspect_files import (
+from tracestore.importers.inspect_files import (
     Log,
     Sample,
     events_of,
@@ -69,9 +71,7 @@ from tracestore.importers._inspect_files import (
     logs,
     resolved,
 )
-from tracestore.importers._inspect_scopes import Event, Scope, flat, scopes_of, text_of, tool_of_span
-from tracestore.importers.format import Format, Head, Sources
-from tracestore.importers.guard import guarded
+from tracestore.importers.inspect_scopes import Event, Scope, flat, scopes_of, text_of, tool_of_span
 from tracestore.importers.items import Item, content_id, count, left, made, nanoseconds, raw, safe_id, taken
 from tracestore.importers.notes import Notes
 from tracestore.importers.sources import is_inspect_log

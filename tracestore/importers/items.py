@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -126,6 +127,14 @@ def nanoseconds(value: Any) -> int | None:
         return _from_number(value)
     if not isinstance(value, str):
         return None
+    # Importers ask for the time of a record again and again; what is longer is none, or not held.
+    return (_from_short_text if len(value) <= _SHORT_TIME else _from_text)(value)
+
+
+_SHORT_TIME = 48
+
+
+def _from_text(value: str) -> int | None:
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:
@@ -135,6 +144,9 @@ def nanoseconds(value: Any) -> int | None:
     since = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     result = (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1_000 + _beyond_micro(value)
     return result if 0 <= result < 2**63 else None
+
+
+_from_short_text = lru_cache(maxsize=256)(_from_text)
 
 
 def _from_number(value: float) -> int | None:

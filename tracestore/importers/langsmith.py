@@ -27,6 +27,7 @@ from typing import Any, TypeGuard
 from tracestore.importers import span_files
 from tracestore.importers.chat_shapes import Exchange, Spoken, as_text, exchange
 from tracestore.importers.format import Format, Head, Sources
+from tracestore.importers.guard import text_or_none
 from tracestore.importers.items import Item, nanoseconds, taken
 from tracestore.importers.notes import Notes
 from tracestore.importers.otel_attributes import whole_number
@@ -51,7 +52,7 @@ def _found(value: Any, at: str, notes: Notes) -> Iterator[tuple[str, Any]]:
         listed = [one for one in below if _is_run(one)] if isinstance(below, list) else []
         is_told = isinstance(below, list) and len(listed) == len(below)
         notes.rows[f"langsmith/{run['run_type']}"] += 1
-        trace_id = _text(run.get("trace_id")) or run["id"]
+        trace_id = text_or_none(run.get("trace_id")) or run["id"]
         yield trace_id, {name: one for name, one in run.items() if name != "child_runs" or not is_told}
         for one in listed:
             yield from _found({"trace_id": trace_id, "parent_run_id": run["id"]} | one, at, notes)
@@ -59,10 +60,6 @@ def _found(value: Any, at: str, notes: Notes) -> Iterator[tuple[str, Any]]:
 
 def _is_run(value: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("id", "run_type"))
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 def _spans(trace_id: str, kept: list[tuple[Any, str]], _notes: Notes) -> Iterator[Span]:

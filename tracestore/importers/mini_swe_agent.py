@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tracestore.importers import _litellm
+from tracestore.importers import litellm
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, guarded
@@ -155,7 +155,7 @@ class _Conversation:
     def call(self, read: list[dict[str, Any]], message: dict[str, Any]) -> Item:
         extra = as_dict(message.get("extra"))
         response = taken(extra, "response", dict)
-        answer = _litellm.answer(response or {})
+        answer = litellm.answer(response or {})
         cost = extra.get("cost")
         said = {name: one for name, one in message.items() if name != "extra"}
         rest: dict[str, Any] = {"extra": extra} if extra else {}

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
+MAX_REFUSED = 10_000
+"""Refusals of one import that are kept; all are counted."""
 _MAX_EXAMPLES = 3
 _MAX_EXAMPLE_CHARACTERS = 300
 _MAX_NAMES = 1_000
@@ -51,6 +53,8 @@ class Leftover:
 class Notes:
     """The fidelity side of one import."""
 
+    files: Counter[str] = field(default_factory=Counter)
+    """Files read, by format."""
     rows: Counter[str] = field(default_factory=Counter)
     """Records read, by format and type: `claude-code/assistant`."""
     inferred: dict[str, Counter[str]] = field(default_factory=dict)
@@ -60,7 +64,9 @@ class Notes:
     warnings: Counter[str] = field(default_factory=Counter)
     """What was carried over and looks wrong in the file."""
     refused: list[str] = field(default_factory=list)
-    """Records and files that cannot be read, with their place and the reason."""
+    """Records and files that cannot be read, with their place and the reason; the first MAX_REFUSED."""
+    num_refused: int = 0
+    """All of them."""
 
     def infer(self, what: str, *, evidence: str) -> None:
         """Note a conclusion, e.g. infer("subagent of a tool call", evidence="its prompt")."""
@@ -85,7 +91,9 @@ class Notes:
 
     def refuse(self, at: str, reason: object) -> None:
         """Note a record or file that could not be read."""
-        self.refused.append(f"{at}: {reason}")
+        self.num_refused += 1
+        if len(self.refused) < MAX_REFUSED:
+            self.refused.append(f"{at}: {reason}")
 
 
 def _text(value: Any) -> str:

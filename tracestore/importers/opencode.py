@@ -30,7 +30,7 @@ from typing import Any
 
 from tracestore.importers.documents import records
 from tracestore.importers.format import Format, Head, Sources
-from tracestore.importers.guard import as_dict, guarded, number
+from tracestore.importers.guard import as_dict, guarded, number, text_or_none
 from tracestore.importers.items import Item, count, left, made, nanoseconds, raw, safe_id, taken
 from tracestore.importers.notes import Notes
 from tracestore.importers.spool import Spool
@@ -359,7 +359,7 @@ class _Session:
                 parent_agent_id=self.id,
                 role="subagent",
                 spawned_by_call_id=call_id,
-                spawned_by_tool_call_id=_text(part.get("callID")) if call_id is not None else None,
+                spawned_by_tool_call_id=text_or_none(part.get("callID")) if call_id is not None else None,
                 scope_prompt=raw(prompt) if isinstance(prompt, str) else None,
             )
 
@@ -397,7 +397,7 @@ class _Session:
         self.waiting = []
         body: dict[str, Any] = {
             "message": raw(answer),
-            "finish_reason": _text(reason),
+            "finish_reason": text_or_none(reason),
             "partial": True if status in ("aborted", "failed") else None,
         }
         yield made(
@@ -450,8 +450,8 @@ class _Session:
             revision=message.size,
             episode_id=self.episode_id,
             call_id=call_id,
-            tool_call_id=_text(part.get("callID")),
-            name=_text(part.get("tool")),
+            tool_call_id=text_or_none(part.get("callID")),
+            name=text_or_none(part.get("tool")),
             arguments=arguments if isinstance(arguments, str | None) else str(raw(arguments), "ascii"),
             result=raw(state["output"]) if state.get("output") is not None else None,
             status={"completed": "ok", "error": "failed"}.get(status) if isinstance(status, str) else None,
@@ -604,8 +604,8 @@ def _error(info: dict[str, Any]) -> tuple[CallError | None, str | None]:
     data = as_dict(error.get("data"))
     code = data.get("statusCode")
     fields = {
-        "type": _text(error.get("name")),
-        "message": _text(data.get("message")),
+        "type": text_or_none(error.get("name")),
+        "message": text_or_none(data.get("message")),
         "status_code": code if isinstance(code, int) and not isinstance(code, bool) else None,
     }
     status = "aborted" if error.get("name") == "MessageAbortedError" else "failed"
@@ -622,15 +622,11 @@ def _attempts(parts: list[dict[str, Any]]) -> tuple[Attempt, ...] | None:
             code = data.get("statusCode")
             fields: dict[str, Any] = {
                 "ended_at": when,
-                "error": _text(data.get("message")),
+                "error": text_or_none(data.get("message")),
                 "status_code": code if isinstance(code, int) else None,
             }
             found.append(Attempt(**{name: one for name, one in fields.items() if one is not None}))
     return tuple(found) or None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 FORMAT = Format("opencode", "OpenCode exports and storage", _recognises, read)

@@ -40,13 +40,13 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from tracestore.importers._openhands_v0 import ConversationV0
-from tracestore.importers._openhands_v1 import ConversationV1
-from tracestore.importers._openhands_view import NAME, Conversation, Event
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Source, Sources
 from tracestore.importers.items import Item, content_id, safe_id
 from tracestore.importers.notes import Notes
+from tracestore.importers.openhands_v0 import ConversationV0
+from tracestore.importers.openhands_v1 import ConversationV1
+from tracestore.importers.openhands_view import NAME, Conversation, Event
 
 _EVENT_FILE = re.compile(r"^(?:event-)?(\d+)(?:-.*)?\.json$")
 

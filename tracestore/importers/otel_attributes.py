@@ -429,7 +429,7 @@ def _spoken_events(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any
     got: list[Any] = []
     others: list[dict[str, Any]] = []
     for event in events:
-        name, attributes = event.get("name"), event.get("attributes")
+        name, attributes = str(event.get("name")), event.get("attributes")
         if not isinstance(attributes, dict):
             others.append(event)
             continue

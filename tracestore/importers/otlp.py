@@ -169,7 +169,9 @@ def _span(trace_id: str, record: dict[str, Any], at: str, notes: Notes) -> Span 
     }
     known |= _status(value)
     attributes = _attributes(value.pop("attributes", None))
-    events = [_event(one) for one in value.pop("events", None) or () if isinstance(one, dict)]
+    told = value.get("events")
+    is_known = isinstance(told, list) and all(isinstance(one, dict) for one in told)
+    events = [_event(one) for one in value.pop("events")] if is_known else []
     known["rest"] = _left(value) | shared
     return otel_attributes.span_of(attributes, events, **known)
 

@@ -27,7 +27,7 @@ from contextlib import closing
 from typing import Any
 
 from tracestore.importers import exact
-from tracestore.importers.chats import ANSWERS, tool_calls
+from tracestore.importers.conversations import ANSWERS, tool_calls
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Source, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded, known, logprobs, number, token_ids

@@ -21,7 +21,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,7 +35,7 @@ MAX_MEMBER_BYTES = 8 * 2**30
 """Bytes that one compressed file or archive member may unpack to."""
 MAX_ARCHIVE_BYTES = 64 * 2**30
 """Bytes that all members of one archive may unpack to."""
-MAX_RATIO = 1_000
+MAX_RATIO = 200
 """Unpacked over packed size beyond which, past `MIN_BOMB_BYTES`, a member is a bomb and not a trace."""
 MIN_BOMB_BYTES = 64 * 2**20
 MAX_NESTED_ARCHIVES = 2
@@ -161,7 +161,8 @@ def sources(paths: Sequence[str], *, notes: Notes, stdin: IO[bytes] | None = Non
     for path in paths:
         if path == "-":
             assert stdin is not None
-            yield from _members(_held("stdin", stdin, notes), notes=notes, depth=0)
+            held = replace(_held("stdin", stdin, notes), is_named=True)
+            yield from _members(held, notes=notes, depth=0)
             continue
         for file in _files(path, notes):
             status = file.stat()

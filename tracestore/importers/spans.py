@@ -32,6 +32,7 @@ from pydantic import ValidationError
 
 from tracestore.importers import carried
 from tracestore.importers.chat_shapes import Answer, Exchange, Spoken, results_in, uses_of
+from tracestore.importers.guard import problem_of
 from tracestore.importers.items import Item, content_id, left, made, raw, safe_id
 from tracestore.importers.notes import Notes
 from tracestore.wire.agent import Agent
@@ -221,7 +222,7 @@ class _Trace:
                 yield from makers[self._kinds[span.span_id]](span)
                 yield from self._scores(span)
             except ValidationError as error:
-                self._notes.refuse(span.place, f"span {span.span_id}: {error.errors()[0]['msg']}")
+                self._notes.refuse(span.place, f"span {span.span_id}: {problem_of(error)}")
                 self._notes.leftover(f"{self._format}: span that makes no event", _shown(span), at=span.place)
         for use in self._uses:
             yield from self._tool_call(use)

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tracestore.importers.chats import history, tool_calls
+from tracestore.importers.conversations import history, tool_calls
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded, known, logprobs, number, token_ids

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from tracestore.importers.chats import Results, tool_calls
+from tracestore.importers.conversations import Results, tool_calls
 from tracestore.importers.guard import as_dict, as_list, known, logprobs, token_ids
 from tracestore.importers.items import Item, count, left, made, nanoseconds, raw, safe_id, taken
 from tracestore.importers.notes import Notes

@@ -102,6 +102,13 @@ class Parts:
             if label in state.to_execute:
                 state.to_execute.discard(label)
                 state.executed[label] = key
+            elif "tool_call_id" in news and not is_first:
+                # Its other half did not name the tool use, so it has a row apart from the sampled one.
+                sampled = state.sampled.pop(label, None)
+                if sampled is None:
+                    state.executed.setdefault(label, key)
+                else:
+                    self._join(sampled, key)
 
     def know_parent(self, merged: AnyEvent) -> None:
         """What parents say before their rows do, so that no circle is closed in between."""
@@ -321,6 +328,13 @@ class Parts:
         if sampled is None:
             state.to_execute.add(label)
         return sampled
+
+    def _join(self, sampled: int, executed: int) -> None:
+        """Move what the message says of a tool use to the row of its execution."""
+        columns = ("position", "sampled_name", "sampled_arguments", "completion")
+        said = {name: self._tx.value(t.tool_call, sampled, name) for name in columns}
+        self._tx.buffer.update(t.tool_call, executed, said)
+        self._tx.buffer.replace(t.tool_call, (sampled,), None, owner=(t.tool_call, sampled))
 
     # --- Members and choices ----------------------------------------------------------------------
 

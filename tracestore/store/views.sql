@@ -137,6 +137,34 @@ SELECT p.name AS project,
   LEFT JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key
  WHERE c.pos IS NOT NULL;
 
+-- Tool calls: the tool uses of completions, in order of `position`, each with its execution where one was
+-- recorded. `tool_call_id` is the model's own id, `execution_id` that of the recorded execution. An execution
+-- whose use was not found in a message has no position.
+CREATE VIEW tool_calls AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       a.id AS agent_id,
+       c.id AS call_id,
+       coalesce(u.completion, 0) AS completion,
+       u.position,
+       u.tool_call_id,
+       u.id AS execution_id,
+       coalesce(u.sampled_name, u.name) AS name,
+       coalesce(u.sampled_arguments, u.arguments) AS arguments,
+       u.position IS NOT NULL AS is_sampled,
+       u.id IS NOT NULL AS is_executed,
+       u.result_key AS result_content_id,
+       u.status,
+       u.exit_status,
+       u.error,
+       u.started_at,
+       u.ended_at
+  FROM tool_call u
+  JOIN project p ON p.project_id = u.project_id
+  JOIN call c ON c.project_id = u.project_id AND c.key = u.call_key
+  JOIN episode e ON e.project_id = u.project_id AND e.key = u.episode_key
+  LEFT JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key;
+
 -- Messages: each message once for every place where it stands in an episode. The spellings of one message at
 -- one place are rows of their own: `twin_of_message_id` names the first. `num_completions` tells how many
 -- completions stand there: 0 for what no recorded call sampled.

@@ -1,7 +1,7 @@
 """Revisions of events, and the tokens that a server wrote to its cache.
 
 Rows that exist state no revision and replaced nothing: NULL. What their calls wrote to a cache is not known:
-NULL as well. The view `calls` is made anew.
+NULL as well. The view `calls` is made anew, and the view `tool_calls` is new.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def upgrade() -> None:
     op.add_column("call", sa.Column("cache_write_tokens", sa.BigInteger()))
     op.execute("DROP VIEW calls")
     op.execute(_CALLS)
+    op.execute(_TOOL_CALLS)
 
 
 _CALLS = """CREATE VIEW calls AS
@@ -79,3 +80,28 @@ SELECT p.name AS project,
   LEFT JOIN call lc ON lc.project_id = c.project_id AND lc.key = c.link_call_key
   LEFT JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key
  WHERE c.pos IS NOT NULL"""
+
+_TOOL_CALLS = """CREATE VIEW tool_calls AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       a.id AS agent_id,
+       c.id AS call_id,
+       coalesce(u.completion, 0) AS completion,
+       u.position,
+       u.tool_call_id,
+       u.id AS execution_id,
+       coalesce(u.sampled_name, u.name) AS name,
+       coalesce(u.sampled_arguments, u.arguments) AS arguments,
+       u.position IS NOT NULL AS is_sampled,
+       u.id IS NOT NULL AS is_executed,
+       u.result_key AS result_content_id,
+       u.status,
+       u.exit_status,
+       u.error,
+       u.started_at,
+       u.ended_at
+  FROM tool_call u
+  JOIN project p ON p.project_id = u.project_id
+  JOIN call c ON c.project_id = u.project_id AND c.key = u.call_key
+  JOIN episode e ON e.project_id = u.project_id AND e.key = u.episode_key
+  LEFT JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key"""

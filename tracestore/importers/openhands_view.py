@@ -1,7 +1,7 @@
 """An OpenHands conversation, event by event -> its view, and the wire events that follow from it.
 
-The view is what the next call of the acting agent sees. V0 and V1 tell it in other words (`_openhands_v0`,
-`_openhands_v1`): what an event says, they read, say, run or condense here.
+The view is what the next call of the acting agent sees. V0 and V1 tell it in other words (`openhands_v0`,
+`openhands_v1`): what an event says, they read, say, run or condense here.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from tracestore.importers._openhands_view import Action, Conversation, Entry, Event, text_of
 from tracestore.importers.guard import as_dict, as_list
 from tracestore.importers.items import Item, made, raw, safe_id, taken
 from tracestore.importers.notes import Notes
+from tracestore.importers.openhands_view import Action, Conversation, Entry, Event, text_of
 from tracestore.importers.usage import of as usage_of
 from tracestore.wire.agent import Agent
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tracestore.importers import _litellm
-from tracestore.importers._openhands_view import Action, Conversation, Entry, Thread, text_of
+from tracestore.importers import litellm
 from tracestore.importers.guard import as_dict, as_list
 from tracestore.importers.items import Item, made, raw, safe_id, taken
 from tracestore.importers.notes import Notes
+from tracestore.importers.openhands_view import Action, Conversation, Entry, Thread, text_of
 from tracestore.importers.usage import of as usage_of
 from tracestore.wire.agent import Agent
 
@@ -83,7 +83,7 @@ class ConversationV0(Conversation):
             self.notes.infer("an answer", evidence="the action made of it; the text itself is not recorded")
             yield self.say(call_id, name, message, {})
         else:
-            answer = _litellm.answer(response)
+            answer = litellm.answer(response)
             message = answer.message or {"role": "assistant", "content": None}
             if is_known:
                 self.thread.view.append(Entry(name, None, call_id))
@@ -101,7 +101,7 @@ class ConversationV0(Conversation):
             yield self._delegated(name, action, args)
 
     def _v0_call(
-        self, call_id: str, name: Any, message: dict[str, Any], answer: _litellm.Answer, value: dict[str, Any]
+        self, call_id: str, name: Any, message: dict[str, Any], answer: litellm.Answer, value: dict[str, Any]
     ) -> Item:
         usage = answer.usage
         for one in map(as_dict, as_list(as_dict(value.get("llm_metrics")).get("token_usages"))):

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
 
-from tracestore.importers._inspect_scopes import text_of
 from tracestore.importers.guard import number
+from tracestore.importers.inspect_scopes import text_of
 from tracestore.importers.items import count, raw, safe_id, taken
 from tracestore.importers.notes import Notes
 from tracestore.wire.base import Raw
