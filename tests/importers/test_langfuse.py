@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -13,6 +14,8 @@ from tests.importers.reading import (
     read_data,
     same_events,
 )
+from tests.importers.test_growth import assert_older
+from tracestore.wire.encode import encode
 
 USE = {"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
@@ -47,7 +50,7 @@ OBSERVATIONS = [
     observation("look", "TOOL", "agent", input="{}", output="seen", metadata={"tool_call_id": "t1"}),
     observation("step", "SPAN", "agent", input="x"),
 ]
-TRACE = {
+TRACE: dict[str, Any] = {
     "id": "t",
     "name": "run",
     "sessionId": "s",
@@ -61,7 +64,7 @@ TRACE = {
 
 
 def read(*records: Any) -> Imported:
-    imported = read_data(as_lines(*records))
+    imported = read_data(as_lines(*records), format="langfuse")
     assert_builds(imported)
     return imported
 
@@ -84,6 +87,21 @@ def test_scores_are_rewards_of_the_trace_or_of_an_observation() -> None:
     assert rewards.keys() == {"good", "tone"}
     assert rewards["good"].target.finest == "episode"
     assert rewards["tone"].target.call_id == "t/llm"
+
+
+def test_what_any_part_of_an_export_says_stays_or_is_replaced_by_the_whole() -> None:
+    unnamed = {"name": "short", "value": 0.25, "observationId": "llm"}
+    trace = TRACE | {"scores": [*TRACE["scores"], unnamed]}
+    records = [trace, *OBSERVATIONS]
+    some = [read(*part) for n in range(1, 5) for part in itertools.combinations(records, n)]
+    whole = read(*records)
+    for part in some:
+        assert_older(part, whole)
+    early = {one.name: one for one in read(trace, OBSERVATIONS[0]).of("reward")}
+    assert encode(early["tone"]).count(b"null") == 0
+    assert early["tone"].target.finest == "episode"
+    late = {one.name: one for one in read(*records).of("reward")}
+    assert late["short"].target.finest == late["tone"].target.finest == "call"
 
 
 def test_the_shapes_of_an_export_are_read_alike() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.importers.reading import (
     read_data,
     same_events,
 )
+from tests.importers.test_growth import assert_older
 
 
 def lc(kind: str, **kwargs: Any) -> dict[str, Any]:
@@ -104,6 +106,16 @@ def test_inherited_metadata_makes_no_further_agents_and_sums_are_not_added() -> 
     imported = read(*RUNS)
     assert imported.report["agents"] == 2
     assert imported.report["usage"]["prompt_tokens"] == 10
+
+
+def test_what_any_part_of_the_runs_says_stays_or_is_replaced_by_the_whole() -> None:
+    summary = lc("HumanMessage", content="so far", additional_kwargs={"lc_source": "summarization"}, id="m1")
+    told = {"inputs": {"messages": [[summary]]}, "outputs": {"role": "assistant", "content": "x"}}
+    runs = [*RUNS, run("later", "llm", "root", **told), run("last", "llm", "sub", **told)]
+    some = [read(*part) for n in range(1, len(runs)) for part in itertools.combinations(runs, n)]
+    whole = read(*runs)
+    for part in some:
+        assert_older(part, whole)
 
 
 def test_runs_inside_their_parents_and_in_a_page_are_read_alike() -> None:

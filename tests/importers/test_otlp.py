@@ -19,7 +19,8 @@ from tests.importers.reading import (
     read_fixtures,
     same_events,
 )
-from tracestore.importers import otlp
+from tests.importers.test_growth import assert_older
+from tracestore.importers import otel_attributes, otlp, spans
 from tracestore.importers.chat_shapes import exchange, to_parts
 from tracestore.importers.notes import Notes
 
@@ -155,23 +156,30 @@ def test_spans_give_the_same_whatever_their_order_and_their_files() -> None:
     assert_order_free(*(json.dumps(request(one)).encode() for one in ALL))
 
 
-def test_a_trace_that_is_posted_in_parts_ends_as_the_whole() -> None:
-    seen: dict[Any, Any] = {}
-    for length in range(1, len(ALL) + 1):
-        for event in read(*ALL[:length]).events:
-            old = seen.get((event.kind, event.id))
-            if old is None or (event.revision or 0) >= (old.revision or 0):
-                seen[event.kind, event.id] = event
-    whole = {(event.kind, event.id): event for event in read(*ALL).events}
-    assert {key: seen[key] for key in whole} == whole
+STEPS = (
+    span(10, None, "request"),
+    span(11, 10, "step"),
+    span(12, 11, "chat", gen_ai__operation__name="chat", gen_ai__output__messages=parts(ASKED)),
+    span(13, 10, "step"),
+    span(14, 13, "look", gen_ai__operation__name="execute_tool", gen_ai__tool__call__id="t1"),
+)
 
 
-def test_a_span_without_its_parent_hangs_under_one_that_has_not_come() -> None:
+@pytest.mark.parametrize("spans", [ALL, STEPS])
+def test_what_any_part_of_a_trace_says_stays_or_is_replaced_by_the_whole(spans: tuple[Any, ...]) -> None:
+    some = [part for n in range(1, len(spans)) for part in itertools.combinations(spans, n)]
+    whole = read(*spans)
+    for part in some:
+        assert_older(read(*part), whole)
+
+
+def test_a_span_without_its_parent_belongs_to_the_agent_that_the_parent_would_be() -> None:
     imported = read(CALL, SUB)
     (graph,) = imported.graphs.values()
     call, sub = graph.calls[f"{TRACE}/{2:016x}"], graph.agents[f"{TRACE}/{4:016x}"]
-    assert graph.agents[call.agent_id].parent_agent_id == f"{TRACE}/{1:016x}"
+    assert call.agent_id == f"{TRACE}/{1:016x}"
     assert sub.parent_agent_id == f"{TRACE}/{3:016x}"
+    assert graph.agents.keys() == {sub.id}
     assert imported.notes.inferred["orphan root"] == {"its parent span is not in the trace": 2}
 
 
@@ -241,8 +249,31 @@ def test_events_of_a_span_that_are_none_are_kept(events: Any) -> None:
     assert b'"events":' in call.meta
 
 
-def test_a_tool_that_no_call_asked_for_is_a_gap() -> None:
-    assert [gap.cause for gap in read(TOOL).of("gap")] == ["tool_call_without_model_call"]
+def test_a_tool_that_no_call_asked_for_is_kept_with_its_episode() -> None:
+    imported = read(TOOL)
+    (episode,) = imported.of("episode")
+    assert json.loads(episode.meta)["otlp"]["tool without a call"]["result"] == "rain"
+    assert imported.notes.warnings == {"a tool was carried out that no recorded model call asked for": 1}
+
+
+def test_a_span_or_a_trace_of_another_shape_is_refused_and_the_others_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = CALL | {"traceId": "ab" * 16, "name": "odd"}
+    whole, span_of, events = read(*ALL), otel_attributes.span_of, spans.events
+
+    def odd_span(*args: Any, **known: Any) -> Any:
+        return span_of(*args, **known) if known["name"] != "odd" else [][0]
+
+    def odd_trace(made: Any, **how: Any) -> Any:
+        return events(made, **how) if made[0].trace_id == TRACE else [][0]
+
+    for module, name, odd in ((otel_attributes, "span_of", odd_span), (spans, "events", odd_trace)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, odd)
+            imported = read(*ALL, other)
+        assert same_events(imported, whole)
+        assert imported.notes.num_refused == 1
 
 
 def test_a_compacted_conversation_is_a_context_edit_before_the_call() -> None:

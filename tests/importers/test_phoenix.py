@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
 from tests.importers.reading import as_lines, assert_builds, assert_perturbation, read_data, same_events
+from tests.importers.test_growth import assert_older
 
 
 def span(span_id: str, parent: str | None, kind: str, attributes: dict[str, Any], **fields: Any) -> Any:
@@ -60,6 +62,13 @@ def test_span_kinds_become_an_agent_its_call_and_its_tool_call() -> None:
     assert imported.report["usage"]["prompt_tokens"] == 5
     assert (tool_call.call_id, tool_call.name, tool_call.result) == (call.id, "look", b'"seen"')
     assert imported.notes.not_understood["phoenix: span that is no agent, call or tool"].count == 1
+
+
+def test_what_any_part_of_an_export_says_stays_or_is_replaced_by_the_whole() -> None:
+    some = [read_data(as_lines(*part)) for n in (1, 2, 3) for part in itertools.combinations(SPANS, n)]
+    whole = read_data(as_lines(*SPANS))
+    for part in some:
+        assert_older(part, whole)
 
 
 def test_pages_lists_and_lines_are_read_alike() -> None:

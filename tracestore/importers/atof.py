@@ -21,6 +21,7 @@ from typing import Any
 from tracestore.importers import span_files
 from tracestore.importers.chat_shapes import Exchange, Spoken, as_text, exchange
 from tracestore.importers.format import Format, Head, Sources
+from tracestore.importers.guard import guarded
 from tracestore.importers.items import Item, content_id, nanoseconds, taken
 from tracestore.importers.notes import Notes
 from tracestore.importers.otel_attributes import whole_number
@@ -80,21 +81,21 @@ def _is_sub_agent(value: dict[str, Any]) -> bool:
 # --- Events -> spans --------------------------------------------------------------------------------------
 
 
-def _spans(session: str, kept: list[tuple[Any, str]], _notes: Notes) -> Iterator[Span]:
+def _spans(session: str, kept: list[tuple[Any, str]], notes: Notes) -> Iterator[Span]:
     scopes: dict[str, list[tuple[dict[str, Any], str]]] = {}
     for value, at in kept:
         if _phase(value) is None:
-            yield _sub_agent(session, dict(value), at)
+            yield from guarded(_sub_agent(session, dict(value), at), at=at, notes=notes)
         else:
             scopes.setdefault(value["uuid"], []).append((value, at))
     for halves in scopes.values():
-        yield _scope(session, halves)
+        yield from guarded(_scope(session, halves), at=halves[0][1], notes=notes)
 
 
-def _sub_agent(session: str, value: dict[str, Any], at: str) -> Span:
+def _sub_agent(session: str, value: dict[str, Any], at: str) -> Iterator[Span]:
     data = dict(value.pop("data"))
     rest = {name: one for name, one in (value | {"data": data}).items() if one not in (None, [], {})}
-    return Span(
+    yield Span(
         trace_id=session,
         span_id=data.pop("child_session_id"),
         parent_id=taken(rest, "parent_uuid", str),
@@ -107,7 +108,7 @@ def _sub_agent(session: str, value: dict[str, Any], at: str) -> Span:
     )
 
 
-def _scope(session: str, halves: list[tuple[dict[str, Any], str]]) -> Span:
+def _scope(session: str, halves: list[tuple[dict[str, Any], str]]) -> Iterator[Span]:
     starts, ends = _distinct(halves, "start"), _distinct(halves, "end")
     start, end = (starts[0] if starts else {}), (ends[0] if ends else {})
     first = dict(start or end)
@@ -134,7 +135,7 @@ def _scope(session: str, halves: list[tuple[dict[str, Any], str]]) -> Span:
     rest: dict[str, Any] = {} if kind != "other" else {"given": given, "got": got}
     rest |= {"start": _left(start), "end": _left(end, start), "again": [*starts[1:], *ends[1:]]}
     rest |= {"name": known["name"]} if kind == "call" else {}
-    return Span(**known, rest={name: one for name, one in rest.items() if one not in (None, [], {})})
+    yield Span(**known, rest={name: one for name, one in rest.items() if one not in (None, [], {})})
 
 
 def _distinct(halves: list[tuple[dict[str, Any], str]], phase: str) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from tracestore.importers.items import Item
 from tracestore.importers.notes import Notes
 from tracestore.wire.arrays import Logprobs, TokenIds
 from tracestore.wire.base import Raw
@@ -21,8 +20,8 @@ _T = TypeVar("_T")
 _CONSTANTS = ("NaN", "Infinity", "-Infinity")
 
 
-def guarded(items: Iterable[Item], *, at: str, notes: Notes) -> Iterator[Item]:
-    """All the items of a record, or none of them and a refusal.
+def guarded(items: Iterable[_T], *, at: str, notes: Notes) -> Iterator[_T]:
+    """All the items (or whatever is made) of a record, or none of them and a refusal.
 
     Args:
         items: made while they are iterated over.

@@ -23,6 +23,7 @@ from typing import Any
 from tracestore.importers import otel_attributes, span_files
 from tracestore.importers.chat_shapes import Exchange, Spoken, as_text, exchange, parsed
 from tracestore.importers.format import Format, Head, Sources
+from tracestore.importers.guard import guarded
 from tracestore.importers.items import Item, nanoseconds, taken
 from tracestore.importers.notes import Notes
 from tracestore.importers.otel_attributes import whole_number
@@ -118,22 +119,23 @@ def _is_trace(value: Any) -> bool:
 
 
 def _spans(trace_id: str, kept: list[tuple[Any, str]], notes: Notes) -> Iterator[Span]:
-    observations = {
-        value["id"]: _observation(dict(value), at, notes) for value, at in kept if _is_observation(value)
-    }
-    for value, at in kept:
+    scores: dict[str | None, dict[str | None, Score]] = {}
+    traces = []
+    # Of a score that is told again the fullest record holds.
+    for value, at in sorted(kept, key=lambda one: -size(one[0])):
         if not _is_observation(value):
             trace = dict(value)
-            scores = _scores(trace)
-            for observation_id, score in scores:
-                below = observations.get(observation_id or "")
-                if below is not None:
-                    observations[below.span_id] = replace(below, scores=(*below.scores, score))
-            of_trace = tuple(
-                replace(score, is_of_trace=True) for where, score in scores if where not in observations
-            )
-            yield _trace(trace_id, trace, at, of_trace)
-    yield from observations.values()
+            traces.append((trace, at, _scores(trace, trace_id)))
+            for name, score in traces[-1][2]:
+                scores.setdefault(name, {}).setdefault(score.id, score)
+    there = {value["id"] for value, _ in kept if _is_observation(value)}
+    for trace, at, found in traces:
+        of_trace = tuple(replace(score, is_of_trace=True) for name, score in found if name not in there)
+        yield _trace(trace_id, trace, at, of_trace)
+    for value, at in kept:
+        if _is_observation(value):
+            for span in guarded(_observation(dict(value), at, notes), at=at, notes=notes):
+                yield replace(span, scores=(*span.scores, *scores.get(span.span_id, {}).values()))
 
 
 def _trace(trace_id: str, value: dict[str, Any], at: str, scores: tuple[Score, ...]) -> Span:
@@ -150,9 +152,10 @@ def _trace(trace_id: str, value: dict[str, Any], at: str, scores: tuple[Score, .
     )
 
 
-def _observation(value: dict[str, Any], at: str, notes: Notes) -> Span:
+def _observation(value: dict[str, Any], at: str, notes: Notes) -> Iterator[Span]:
     total = size(value)
     kind = _kind(value)
+    scores = tuple(score for _, score in _scores(value, value["id"]))
     known: dict[str, Any] = {
         "trace_id": value.pop("traceId"),
         "span_id": value.pop("id"),
@@ -162,7 +165,7 @@ def _observation(value: dict[str, Any], at: str, notes: Notes) -> Span:
         "place": at,
         "kind": kind,
         "size": total,
-        "scores": tuple(score for _, score in _scores(value)),
+        "scores": scores,
     }
     times = {"started_at": "startTime", "ended_at": "endTime", "first_token_at": "completionStartTime"}
     for field, name in times.items():
@@ -186,7 +189,7 @@ def _observation(value: dict[str, Any], at: str, notes: Notes) -> Span:
     if kind in ("call", "other") and known["name"] is not None and kind == "call":
         value["name"] = known["name"]
     rest = {name: one for name, one in value.items() if one not in (None, [], {})}
-    return Span(**known, rest=rest)
+    yield Span(**known, rest=rest)
 
 
 def _kind(value: dict[str, Any]) -> Kind:
@@ -267,11 +270,15 @@ def _usage(value: dict[str, Any], notes: Notes) -> Usage | None:
     return Usage(**known) if known else None
 
 
-def _scores(value: dict[str, Any]) -> list[tuple[str | None, Score]]:
-    """(observation or None, score) for each score with a number; the others stay."""
+def _scores(value: dict[str, Any], owner: str) -> list[tuple[str | None, Score]]:
+    """(observation or None, score) for each score with a number; the others stay.
+
+    Args:
+        owner: what names a score without an id, beside its place: the trace or observation it stands in.
+    """
     found: list[tuple[str | None, Score]] = []
     others = []
-    for one in taken(value, "scores", list) or ():
+    for place, one in enumerate(taken(value, "scores", list) or ()):
         rest = dict(one) if isinstance(one, dict) else {}
         number = taken(rest, "value", float)
         name = taken(rest, "name", str)
@@ -284,7 +291,7 @@ def _scores(value: dict[str, Any]) -> list[tuple[str | None, Score]]:
         score = Score(
             name,
             float(number),
-            id=taken(rest, "id", str),
+            id=taken(rest, "id", str) or f"{owner}/score/{place}",
             scorer=taken(rest, "source", str),
             at=moment,
             rest={key: part for key, part in rest.items() if part is not None},

@@ -6,7 +6,7 @@
 - run_type `llm` is a call, `tool` a tool call. An agent is a `chain` run whose
   `extra.metadata.ls_agent_type` is set and not just inherited: metadata goes down to every run below, so it
   is the first run of its type, or one right below a tool with another `lc_agent_name`. Other chains make no
-  event.
+  event, nor does one whose parent is not there: whether its metadata is inherited is not known.
 - `inputs` and `outputs` are what was traced: an OpenAI request and response, or LangChain messages
   (`chat_shapes`). `extra.invocation_params` (tools, temperature ...) join the request.
 - Counts: of the run itself where it is a call; else from `usage_metadata` or the provider's usage in the
@@ -27,8 +27,8 @@ from typing import Any, TypeGuard
 from tracestore.importers import span_files
 from tracestore.importers.chat_shapes import Exchange, Spoken, as_text, exchange
 from tracestore.importers.format import Format, Head, Sources
-from tracestore.importers.guard import text_or_none
-from tracestore.importers.items import Item, nanoseconds, taken
+from tracestore.importers.guard import guarded, text_or_none
+from tracestore.importers.items import Item, content_id, nanoseconds, taken
 from tracestore.importers.notes import Notes
 from tracestore.importers.otel_attributes import whole_number
 from tracestore.importers.spans import Kind, Span, size
@@ -62,15 +62,17 @@ def _is_run(value: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("id", "run_type"))
 
 
-def _spans(trace_id: str, kept: list[tuple[Any, str]], _notes: Notes) -> Iterator[Span]:
-    runs = {value["id"]: value for value, _ in kept}
+def _spans(trace_id: str, kept: list[tuple[Any, str]], notes: Notes) -> Iterator[Span]:
+    # Of a run that was written again the fullest holds.
+    runs = {value["id"]: value for value, _ in sorted(kept, key=lambda one: size(one[0]))}
     seen: set[str] = set()
     for value, at in sorted(kept, key=lambda one: (str(one[0].get("dotted_order")), one[0]["id"])):
-        span = _span(trace_id, dict(value), _kind(value, runs), at)
-        # Every later call reads the summary too: the first one is where the context was compacted.
-        summaries = set(_summaries(span.exchange)) - seen
-        seen |= summaries
-        yield replace(span, is_compacted=True) if summaries else span
+        for span in guarded(_span(trace_id, dict(value), runs, at), at=at, notes=notes):
+            # Every later call reads the summary too: the first one is where the context was compacted.
+            summaries = set(_summaries(span.exchange)) - seen
+            seen |= summaries
+            named = content_id("summary", min(summaries)) if summaries else None
+            yield replace(span, is_compacted=True, compaction_id=named) if summaries else span
 
 
 def _metadata(run: dict[str, Any] | None) -> dict[str, Any]:
@@ -87,15 +89,19 @@ def _kind(run: dict[str, Any], runs: dict[str, dict[str, Any]]) -> Kind:
     own = _metadata(run)
     if run["run_type"] != "chain" or own.get("ls_agent_type") is None:
         return "other"
-    parent = runs.get(run.get("parent_run_id") or "")
+    parent_id = text_or_none(run.get("parent_run_id"))
+    parent = runs.get(parent_id or "")
+    if parent is None:
+        return "agent" if parent_id is None else "other"
     above = _metadata(parent)
-    if parent is None or above.get("ls_agent_type") != own["ls_agent_type"]:
+    if above.get("ls_agent_type") != own["ls_agent_type"]:
         return "agent"
     is_another = own.get("lc_agent_name") != above.get("lc_agent_name")
     return "agent" if parent.get("run_type") == "tool" and is_another else "other"
 
 
-def _span(trace_id: str, run: dict[str, Any], kind: Kind, at: str) -> Span:
+def _span(trace_id: str, run: dict[str, Any], runs: dict[str, dict[str, Any]], at: str) -> Iterator[Span]:
+    kind = _kind(run, runs)
     total = size(run)
     run.pop("trace_id", None)
     known: dict[str, Any] = {
@@ -127,7 +133,7 @@ def _span(trace_id: str, run: dict[str, Any], kind: Kind, at: str) -> Span:
         known["usage"] = _usage(run, outputs)
         known["model"] = _model(run, outputs)
     rest = {name: one for name, one in run.items() if one not in (None, [], {})}
-    return Span(**known, rest=rest)
+    yield Span(**known, rest=rest)
 
 
 def _time(run: dict[str, Any], name: str) -> int | None:

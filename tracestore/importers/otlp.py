@@ -18,8 +18,9 @@ import binascii
 from collections.abc import Iterator
 from typing import Any
 
-from tracestore.importers import otel_attributes, span_files, spans
+from tracestore.importers import otel_attributes, span_files
 from tracestore.importers.format import Format, Head, Sources
+from tracestore.importers.guard import guarded
 from tracestore.importers.items import Item, content_id
 from tracestore.importers.notes import Notes
 from tracestore.importers.spans import Span
@@ -41,11 +42,12 @@ def events_of(value: Any, *, at: str, notes: Notes) -> Iterator[Item]:
         at: its place, for people.
     """
     traces: dict[str, list[tuple[Any, str]]] = {}
-    for trace_id, one in _found(value, at, notes):
+    for trace_id, one in guarded(_found(value, at, notes), at=at, notes=notes):
         traces.setdefault(trace_id, []).append((one, at))
     for trace_id in sorted(traces):
-        if made := list(_spans(trace_id, traces[trace_id], notes)):
-            yield from spans.events(made, format="otlp", notes=notes)
+        yield from span_files.of_trace(
+            trace_id, traces[trace_id], format="otlp", notes=notes, to_spans=_spans
+        )
 
 
 def _found(value: Any, at: str, notes: Notes) -> Iterator[tuple[str, Any]]:
@@ -56,9 +58,7 @@ def _found(value: Any, at: str, notes: Notes) -> Iterator[tuple[str, Any]]:
 
 def _spans(trace_id: str, kept: list[tuple[Any, str]], notes: Notes) -> Iterator[Span]:
     for value, at in kept:
-        span = _span(trace_id, value, at, notes)
-        if span is not None:
-            yield span
+        yield from guarded(_span(trace_id, value, at, notes), at=at, notes=notes)
 
 
 def found_spans(value: Any, at: str, notes: Notes) -> Iterator[dict[str, Any]]:
@@ -147,15 +147,16 @@ def _hex(value: Any) -> str | None:
 # --- One span -------------------------------------------------------------------------------------------
 
 
-def _span(trace_id: str, record: dict[str, Any], at: str, notes: Notes) -> Span | None:
+def _span(trace_id: str, record: dict[str, Any], at: str, notes: Notes) -> Iterator[Span]:
     shared = dict(record)
     value = dict(shared.pop("span"))
     if not _is_span(value):
         if not _is_attributes(value):
             notes.refuse(at, "a span without an id")
-            return None
+            return
         span_id = content_id("span", value)
-        return otel_attributes.span_of(value, trace_id=trace_id, span_id=span_id, place=at)
+        yield otel_attributes.span_of(value, trace_id=trace_id, span_id=span_id, place=at)
+        return
     context = _context(value)
     named = next(_hex(context[name]) for name in _SPAN_IDS if isinstance(context.get(name), str))
     known = {
@@ -173,7 +174,7 @@ def _span(trace_id: str, record: dict[str, Any], at: str, notes: Notes) -> Span 
     is_known = isinstance(told, list) and all(isinstance(one, dict) for one in told)
     events = [_event(one) for one in value.pop("events")] if is_known else []
     known["rest"] = _left(value) | shared
-    return otel_attributes.span_of(attributes, events, **known)
+    yield otel_attributes.span_of(attributes, events, **known)
 
 
 def _left(value: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from tracestore.importers import otel_attributes, span_files
 from tracestore.importers.format import Format, Head, Sources
+from tracestore.importers.guard import guarded
 from tracestore.importers.items import Item, nanoseconds, taken
 from tracestore.importers.notes import Notes
 from tracestore.importers.spans import Score, Span
@@ -60,12 +61,12 @@ def _nested(row: dict[str, Any]) -> dict[str, Any]:
     return span
 
 
-def _spans(_trace_id: str, kept: list[tuple[Any, str]], _notes: Notes) -> Iterator[Span]:
+def _spans(_trace_id: str, kept: list[tuple[Any, str]], notes: Notes) -> Iterator[Span]:
     for value, at in kept:
-        yield _span(dict(value), at)
+        yield from guarded(_span(dict(value), at), at=at, notes=notes)
 
 
-def _span(value: dict[str, Any], at: str) -> Span:
+def _span(value: dict[str, Any], at: str) -> Iterator[Span]:
     context = dict(value.pop("context"))
     given = value.pop("attributes", None)
     attributes = (
@@ -93,7 +94,7 @@ def _span(value: dict[str, Any], at: str) -> Span:
     rest = {name: one for name, one in value.items() if one not in (None, [], {})}
     rest |= {"context": context} if context else {}
     span = otel_attributes.span_of(attributes, events, **known, rest=rest)
-    return Span(
+    yield Span(
         **{name: getattr(span, name) for name in span.__dataclass_fields__} | {"scores": span.scores + scores}
     )
 

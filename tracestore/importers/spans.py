@@ -5,19 +5,24 @@ here knows a format.
 
 - A trace is an episode. A span of kind `agent` is an agent; spans without one above them belong to the agent
   `main`. A call belongs to the nearest agent above it, and so does a tool call.
-- A span whose parent is not in the trace hangs under a stand-in whose parent is the missing one: it is shown
-  among the orphans until the parent comes. Spans are placed by their ids alone, in whatever order they come.
+- A span whose parent is not in the trace belongs to the agent that the missing one would be, of which no
+  event is made: the graph shows it as not recorded. Spans are placed by their ids alone, in whatever order
+  they come, and a trace may be read in parts: what a part says stays, or a higher revision replaces it.
 - A call with another call below it, no tool or agent between, is a wrapper (an SDK around an HTTP client):
   the inner one is the call.
   Usage that wrappers, agents and chains sum up is never added to a call.
 - A tool use of an answer is a tool call. Its execution is the tool span with the same call id, else the only
   one of that name and arguments; its result may also stand in a later request. A tool span that matches no
   answer (answers are not recorded by default) goes to the call above it, else to its agent's last call before
-  it by the clock, which is noted; with neither it is a gap.
+  it by the clock whose answer, as far as it is recorded, may have asked for it, which is noted. With neither
+  it is kept in the episode's `meta`, with a warning: a gap, once told, would stay when the call comes.
 - `ordinal` stays unknown: spans have clocks and no order. Requests are whole; the graph links them by prefix.
 - Other spans (chains, retrievers, embeddings) make no event: a root's fields go into the episode's `meta`,
   the others are noted as not understood, verbatim. A trace of nothing else is no episode.
 - Everything that depends on other spans carries as revision the number of values in the trace.
+- Two things that were told of a part stay although the whole says otherwise: the call that a wrapper seemed
+  to be while no call below it had come, and the tool call of a tool span that was given by the clock to
+  another call than the one that asked for it.
 """
 
 from __future__ import annotations
@@ -28,11 +33,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from tracestore.importers import carried
 from tracestore.importers.chat_shapes import Answer, Exchange, Spoken, results_in, uses_of
-from tracestore.importers.guard import problem_of
+from tracestore.importers.guard import WRONG_SHAPE, guarded, known, problem_of
 from tracestore.importers.items import Item, content_id, left, made, raw, safe_id
 from tracestore.importers.notes import Notes
 from tracestore.wire.agent import Agent
@@ -40,7 +43,6 @@ from tracestore.wire.call import Call, CallError, Usage
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.context_edit import ContextEdit
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.reward import Reward, RewardTarget
 from tracestore.wire.tool_call import ToolCall
 
@@ -89,6 +91,8 @@ class Span:
     purpose: str | None = None
     is_compacted: bool = False
     """Whether the conversation was compacted before it."""
+    compaction_id: str | None = None
+    """Of that compaction, where another span might turn out to be the first after it."""
     tool: Spoken | None = None
     result: Any = None
     scores: tuple[Score, ...] = ()
@@ -202,7 +206,12 @@ class _Trace:
         agent, missing = self._places[span.span_id]
         if agent is not None:
             return self._own_id(agent)
-        return self._id("main") if missing is None else self._id("under", missing)
+        return self._id("main") if missing is None else self._id(missing)
+
+    def _scope(self, span: Span) -> tuple[str | None, str | None]:
+        """The same for spans of one agent; below a missing parent, for those below the same."""
+        agent, missing = self._places[span.span_id]
+        return (None, missing) if agent is None else (agent.span_id, None)
 
     # Events
 
@@ -215,17 +224,29 @@ class _Trace:
         if not any(item.event.kind == "episode" for item in carry):
             yield self._episode()
         yield from carry
-        yield from self._stand_ins()
-        makers = {"agent": self._agent, "call": self._call, "other": self._other, "tool": self._tool}
+        yield from self._main()
+        makers = {"agent": self._agent, "call": self._call, "other": self._other}
+        for span in self._lost:
+            self._notes.warn("a tool was carried out that no recorded model call asked for")
+            if any(item.event.kind == "episode" for item in carry):
+                self._notes.leftover(f"{self._format}: tool without a call", _shown(span), at=span.place)
         for span in self._in_time():
+            kind = self._kinds[span.span_id]
             try:
-                yield from makers[self._kinds[span.span_id]](span)
-                yield from self._scores(span)
-            except ValidationError as error:
+                own = () if kind == "tool" else makers[kind](span)
+                yield from [*own, *self._scores(span)]
+            except WRONG_SHAPE as error:
                 self._notes.refuse(span.place, f"span {span.span_id}: {problem_of(error)}")
                 self._notes.leftover(f"{self._format}: span that makes no event", _shown(span), at=span.place)
         for use in self._uses:
-            yield from self._tool_call(use)
+            yield from guarded(self._tool_call(use), at=(use.span or use.call).place, notes=self._notes)
+
+    @cached_property
+    def _lost(self) -> list[Span]:
+        """The tool spans that no call asked for."""
+        found = {use.span.span_id for use in self._uses if use.span is not None}
+        tools = (span for span in self._in_time() if self._kinds[span.span_id] == "tool")
+        return [span for span in tools if span.span_id not in found]
 
     def _carried(self, span: Span) -> Iterator[Item]:
         return carried.events(span.own.get("events"), at=span.place, notes=self._notes)
@@ -243,28 +264,23 @@ class _Trace:
             revision=self._revision,
             status="failed" if failed else None,
             error=next((span.error for span in roots if span.error), None),
-            meta=left(self._format, *(_shown(span) for span in roots)),
+            meta=left(
+                self._format,
+                *map(_shown, roots),
+                *({"tool without a call": _shown(one)} for one in self._lost),
+            ),
         )
 
-    def _stand_ins(self) -> Iterator[Item]:
-        """Agents that no span stands for."""
-        made_of: set[str | None] = set()
-        for span in self._spans.values():
-            agent, missing = self._places[span.span_id]
-            if self._kinds[span.span_id] in ("call", "tool") and agent is None:
-                made_of.add(missing)
-        for missing in sorted(made_of, key=str):
-            if missing is None:
-                yield made(Agent, id=self._id("main"), episode_id=self._episode_id, role="main", depth=0)
-            else:
-                self._notes.infer("orphan root", evidence="its parent span is not in the trace")
-                yield made(
-                    Agent,
-                    id=self._id("under", missing),
-                    episode_id=self._episode_id,
-                    parent_agent_id=self._id(missing),
-                    name="spans of a parent that has not come",
-                )
+    def _main(self) -> Iterator[Item]:
+        """The agent of the calls that no agent's span stands above."""
+        places = [self._places[span.span_id] for span in self._calls]
+        if (None, None) in places:
+            yield made(Agent, id=self._id("main"), episode_id=self._episode_id, role="main", depth=0)
+        for _ in {missing for agent, missing in places if agent is None and missing is not None}:
+            self._note_orphan()
+
+    def _note_orphan(self) -> None:
+        self._notes.infer("orphan root", evidence="its parent span is not in the trace")
 
     def _agent(self, span: Span) -> Iterator[Item]:
         above = list(self._above(span))
@@ -272,7 +288,7 @@ class _Trace:
         missing = self._missing(span)
         parent = self._own_id(agents[0]) if agents else None if missing is None else self._id(missing)
         if missing is not None and not agents:
-            self._notes.infer("orphan root", evidence="its parent span is not in the trace")
+            self._note_orphan()
         role = "subagent" if agents else "main" if missing is None else None
         tool = next((one for one in above if one.kind in ("tool", "agent")), None)
         spawn = self._spawn(tool) if tool is not None and tool.kind == "tool" else {}
@@ -343,7 +359,7 @@ class _Trace:
         if span.is_compacted and not span.own:
             yield made(
                 ContextEdit,
-                id=self._id(span.span_id, "compaction"),
+                id=self._id(span.compaction_id or span.span_id, "compaction"),
                 episode_id=self._episode_id,
                 revision=self._revision,
                 agent_id=agent_id,
@@ -365,7 +381,8 @@ class _Trace:
         # Of a span of our own writer the rewards stand among the events beside it.
         for place, score in enumerate(() if span.own else span.scores):
             kind = "other" if score.is_of_trace else self._kinds[span.span_id]
-            target = RewardTarget(
+            target = known(
+                RewardTarget,
                 episode_id=self._episode_id,
                 call_id=self._own_id(span) if kind == "call" else None,
                 agent_id=self._own_id(span) if kind == "agent" else None,
@@ -373,6 +390,7 @@ class _Trace:
             yield made(
                 Reward,
                 id=self._id(score.id) if score.id else self._id(span.span_id, "score", str(place)),
+                revision=self._revision,
                 target=target,
                 name=score.name,
                 value=score.value,
@@ -420,10 +438,10 @@ class _Trace:
         open_spans: dict[Any, list[Span]] = defaultdict(list)
         for use in uses:
             if use.span is None:
-                open_uses[key(use.spoken), self._home(use.call) if is_within_agent else None].append(use)
+                open_uses[key(use.spoken), self._scope(use.call) if is_within_agent else None].append(use)
         for span in spans:
             if span.tool is not None and "use" not in span.own:
-                open_spans[key(span.tool), self._home(span) if is_within_agent else None].append(span)
+                open_spans[key(span.tool), self._scope(span) if is_within_agent else None].append(span)
         return [
             (few[0], open_spans[name][0])
             for name, few in open_uses.items()
@@ -435,31 +453,23 @@ class _Trace:
         above = next((one for one in self._above(span) if self._kinds[one.span_id] == "call"), None)
         if above is not None:
             return above
-        home = self._home(span)
         before = [
             call
             for call in self._calls
-            if self._home(call) == home and (call.started_at or 0) <= (span.started_at or 0)
+            if self._scope(call) == self._scope(span)
+            and (call.started_at or 0) <= (span.started_at or 0)
+            and not self._would_show(call, span)
         ]
         if not before:
             return None
         self._notes.infer("call of a tool", evidence="the last call of its agent before it, by the clock")
         return before[-1]
 
-    def _tool(self, span: Span) -> Iterator[Item]:
-        if any(use.span is span for use in self._uses):
-            return
-        yield made(
-            Gap,
-            id=self._id(span.span_id),
-            episode_id=self._episode_id,
-            revision=self._revision,
-            agent_id=self._home(span),
-            cause="tool_call_without_model_call",
-            detail=f"{span.name}: no model call is recorded that asked for it",
-            at=span.started_at,
-            meta=left(self._format, _shown(span)),
-        )
+    def _would_show(self, call: Span, tool: Span) -> bool:
+        """Whether the answer of a call, had it asked for a tool span, would be known to say so."""
+        answers = call.exchange.answers
+        is_named = tool.tool is not None and tool.tool.id is not None
+        return any(is_named or uses_of(answer.message) for answer in answers)
 
     def _tool_call(self, use: _Use) -> Iterator[Item]:
         span, spoken = use.span, use.spoken
