@@ -12,6 +12,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 def id_problem(value: str) -> str | None:
     """What is wrong with an id, in words, or None when it may be used."""
+    if value.isascii() and value.isprintable() and 1 <= len(value) <= MAX_ID_BYTES:
+        return None
     try:
         size = len(value.encode("utf-8"))
     except UnicodeEncodeError:

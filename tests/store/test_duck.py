@@ -27,6 +27,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
         call("c0", [user("héllo")], answer("a", ids=[3, 4]), prompt_ids=[1, 2], ordinal=0),
         call("c1", [user("héllo"), assistant("a"), user("v")], "b", "c", ordinal=1),
         subagent("sub", spawned_by="c0", trainable=False),
+        make.tool_call(),
         make.candidate_set("s", make.member("c1", 0), make.member("c1", 1)),
         make.selection("x", "s", 1),
         make.compaction(before_call_id="c0"),

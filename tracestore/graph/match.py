@@ -32,10 +32,11 @@ nothing is removed.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
-from tracestore.graph.messages import role_of_value
+from tracestore.graph.messages import Number, parsed, role_of_value
 from tracestore.wire.canonical import canonical
 
 HASH_BYTES = 16
@@ -55,31 +56,26 @@ _TEXT_TYPES = ("text", "input_text", "output_text")
 _ITEM_STATUS = ("completed", "in_progress", "incomplete")
 
 
-class _Number(str):
-    """A JSON number as it was spelled."""
-
-    __slots__ = ()
-
-
 # Messages repeat with every call that sends its whole context. Keys are digests: the cache holds no
 # message.
 _cache: dict[bytes, bytes] = {}
 _CACHED_MESSAGES = 65_536
 
 
-def match_hash(message: bytes, *, role: str | None = None) -> bytes:
+def match_hash(message: bytes, *, role: str | None = None, value: Any = None) -> bytes:
     """16 bytes that are equal for two spellings of one message, see the rules above.
 
     Args:
         message: JSON text of one message as it stands in a request, or as a completion.
         role: what its place says it is, for a message that does not say so itself (a bare string, say).
+        value: the message `parsed`, where the caller has it.
     """
     digest = blake2b(message, digest_size=HASH_BYTES, salt=(role or "").encode()[:16]).digest()
     known = _cache.get(digest)
     if known is None:
         if len(_cache) >= _CACHED_MESSAGES:
             _cache.clear()
-        known = _cache[digest] = _hash(message_value(message, role=role))
+        known = _cache[digest] = _hash(_message_value(parsed(message) if value is None else value, role))
     return known
 
 
@@ -88,14 +84,14 @@ def node_key(parent: bytes | None, match: bytes) -> bytes:
     return blake2b((parent or b"") + match, digest_size=HASH_BYTES).digest()
 
 
-def message_value(message: bytes, *, role: str | None = None) -> Any:
-    """The value that is hashed: parsed, with the differences of spelling taken away."""
-    value = json.loads(message, parse_int=_Number, parse_float=_Number, parse_constant=_Number)
+def _message_value(value: Any, role: str | None) -> dict[str, Any]:
+    """The value that is hashed: a message with the differences of spelling taken away."""
     stated = role_of_value(value, default=role)
     if not isinstance(value, dict):
         value = {"content": value}
     value = _plain(value)
-    if stated is not None:
+    # A role that is a number says nothing, but stays what it is.
+    if stated is not None and not isinstance(value.get("role"), (Number, float)):
         value["role"] = stated
     return _without_envelope(value)
 
@@ -165,28 +161,33 @@ def _plain_content(content: Any) -> Any:
 
 
 def _hash(value: Any) -> bytes:
-    hasher = blake2b(digest_size=HASH_BYTES)
-    _feed(value, hasher.update)
-    return hasher.digest()
+    parts: list[bytes] = []
+    _feed(value, parts.append)
+    return blake2b(b"".join(parts), digest_size=HASH_BYTES).digest()
 
 
-def _feed(value: Any, update: Any) -> None:
+def _feed(value: Any, write: Callable[[bytes], None]) -> None:
     """Write a value so that no two values give the same bytes: every text with its length before it."""
     if isinstance(value, dict):
-        update(b"{%d:" % len(value))
+        write(b"{%d:" % len(value))
         for key in sorted(value):
-            _feed(key, update)
-            _feed(value[key], update)
+            _feed_text(key, write)
+            item = value[key]
+            (_feed_text if type(item) is str else _feed)(item, write)
     elif isinstance(value, list):
-        update(b"[%d:" % len(value))
+        write(b"[%d:" % len(value))
         for item in value:
-            _feed(item, update)
-    elif type(value) is _Number:
-        digits = canonical(value.encode())
-        update(b"#%d:%b" % (len(digits), digits))
+            _feed(item, write)
+    elif type(value) is Number or isinstance(value, float):
+        digits = canonical(value.encode() if isinstance(value, str) else json.dumps(value).encode())
+        write(b"#%d:%b" % (len(digits), digits))
     elif isinstance(value, str):
-        text = value.encode("utf-8", "surrogatepass")
-        update(b"s%d:" % len(text))
-        update(text)
+        _feed_text(value, write)
     else:
-        update(repr(value).encode())
+        write(repr(value).encode())
+
+
+def _feed_text(value: str, write: Callable[[bytes], None]) -> None:
+    text = value.encode("utf-8", "surrogatepass")
+    write(b"s%d:" % len(text))
+    write(text)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,6 +56,20 @@ SAMPLING_PARAMETERS = (
 """Request fields that change what is sampled or reported; the rest is routing and context."""
 
 
+class Number(str):
+    """A JSON number as it was spelled."""
+
+    __slots__ = ()
+
+
+_decode = json.JSONDecoder(parse_int=Number, parse_float=Number).decode
+
+
+def parsed(message: bytes) -> Any:
+    """The value of a message, with every number as it was spelled; NaN and the infinities are floats."""
+    return _decode(message.decode("utf-8", "surrogatepass"))
+
+
 class Message(NamedTuple):
     """One message of a context as posted, and the role that its place gives it where it states none."""
 
@@ -82,12 +96,18 @@ class ToolUse:
     """As sampled: the string, or the JSON text where the dialect has an object. Never repaired."""
 
 
-def message_parts(request: bytes, dialect: Dialect = "openai_chat") -> tuple[Part, ...]:
+def message_parts(
+    request: bytes, dialect: Dialect = "openai_chat", *, fields: dict[str, Place] | None = None
+) -> tuple[Part, ...]:
     """The messages of a request by their place, in the order in which the model reads them.
 
     A field that should be an array of messages and is not is one message. A field that is null is none.
+
+    Args:
+        fields: the `members` of the request, where the caller has them.
     """
-    fields = members(request)
+    if fields is None:
+        fields = members(request)
     parts: list[Part] = []
     for name, role in _CONTEXT_FIELDS[dialect]:
         if name in fields:
@@ -167,8 +187,7 @@ def request_param_spans(request: Raw | None) -> dict[str, Raw]:
 
 def role_of(message: bytes, *, default: str | None = None) -> str | None:
     """The role of a message: as stated, else by the type of a Responses item, else that of its place."""
-    value = json.loads(message, parse_int=len, parse_float=len) if first_byte(message) == b"{" else None
-    return role_of_value(value, default=default)
+    return role_of_value(parsed(message) if first_byte(message) == b"{" else None, default=default)
 
 
 def role_of_value(value: Any, *, default: str | None = None) -> str | None:
@@ -176,7 +195,7 @@ def role_of_value(value: Any, *, default: str | None = None) -> str | None:
     if not isinstance(value, dict):
         return default
     role, kind = value.get("role"), value.get("type")
-    if isinstance(role, str):
+    if isinstance(role, str) and type(role) is not Number:
         return role
     if isinstance(kind, str) and kind.endswith("_output"):
         return "tool"
@@ -275,9 +294,15 @@ def text_of(message: bytes) -> str:
 
     Lone surrogates and NUL, which no database column takes, are shown as U+FFFD; the bytes keep them.
     """
-    value = json.loads(message, parse_int=str, parse_float=str)
-    said = "\n".join(part for part in _said(value) if part)
-    return _UNSTORABLE.sub("\ufffd", said)
+    return text_of_value(parsed(message))
+
+
+def text_of_value(value: Any) -> str:
+    """`text_of` for a message that is `parsed` already."""
+    said: list[str] = []
+    _say(value, said)
+    text = "\n".join(said)
+    return text if text.isascii() and "\x00" not in text else _UNSTORABLE.sub("\ufffd", text)
 
 
 def preview(message: bytes) -> str:
@@ -300,12 +325,14 @@ _TEXT_KEYS = (
 )
 
 
-def _said(value: Any) -> Iterator[str]:
+def _say(value: Any, said: list[str]) -> None:
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Sequence):
+        if value:
+            said.append(value)
+    elif isinstance(value, list):
         for item in value:
-            yield from _said(item)
+            _say(item, said)
     elif isinstance(value, dict):
         for key in _TEXT_KEYS:
-            yield from _said(value.get(key))
+            if key in value:
+                _say(value[key], said)

@@ -18,6 +18,7 @@ Place = tuple[int, int]
 _DECODER = json.JSONDecoder(object_pairs_hook=len, parse_float=len, parse_int=len, parse_constant=len)
 _SCAN: Callable[[str, int], tuple[object, int]] = _DECODER.scan_once  # type: ignore[attr-defined]
 _SPACE = re.compile(r"[ \t\n\r]*")
+_PLAIN_KEY = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
 _SEPARATOR = re.compile(r"[ \t\n\r]*[,:][ \t\n\r]*")
 
 
@@ -46,8 +47,12 @@ def _members(text: str) -> Iterator[tuple[str, Place]]:
         return
     position = _skip(_SPACE, text, position + 1)
     while not text.startswith("}", position):
-        key, position = scanstring(text, position + 1)
-        start = _skip(_SEPARATOR, text, position)
+        plain = _PLAIN_KEY.match(text, position)
+        if plain is not None:
+            key, start = plain[1], plain.end()
+        else:
+            key, position = scanstring(text, position + 1)
+            start = _skip(_SEPARATOR, text, position)
         end = _SCAN(text, start)[1]
         yield key, (start, end)
         position = _next(text, end)

@@ -8,11 +8,11 @@ through all of them for it. So references to rows that come later are filled in 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Table, bindparam
+from sqlalchemy import Connection, Dialect, Table, bindparam
 
 from tracestore.store import tables as t
 
@@ -70,9 +70,7 @@ class Buffer:
             rows = self._inserts[table]
             if rows:
                 self._hold_back(table, rows)
-                nothing = _nothing(table)
-                here = {"project_id": self._project_id}
-                connection.execute(table.insert(), [{**nothing, **row, **here} for row in rows.values()])
+                self._flush_inserts(connection, table, rows.values())
         for table, changes in self._updates.items():
             self._flush_updates(connection, table, changes)
         self._inserts.clear()
@@ -93,6 +91,25 @@ class Buffer:
                     row[column] = None
                 if target is table:
                     written.add(key)
+
+    def _flush_inserts(self, connection: Connection, table: Table, rows: Collection[dict[str, Any]]) -> None:
+        """Write new rows. SQLAlchemy takes longer to make parameters than SQLite takes to write them."""
+        for row in rows:
+            row["project_id"] = self._project_id
+        insert = _insert_of(table, connection.dialect)
+        named = set().union(*rows)
+        unknown = (None,) * len(rows)
+        columns: list[Sequence[Any]] = []
+        for name, process in insert.columns:
+            values = [row.get(name) for row in rows] if name in named else unknown
+            if process is not None and values is not unknown:
+                values = [None if value is None else process(value) for value in values]
+            columns.append(values)
+        parameters: list[Any] = list(zip(*columns, strict=True))
+        if not insert.is_positional:
+            names = [name for name, _ in insert.columns]
+            parameters = [dict(zip(names, values, strict=True)) for values in parameters]
+        connection.exec_driver_sql(insert.sql, parameters)
 
     def _flush_deletes(self, connection: Connection, table: Table, keys: list[Key]) -> None:
         names = _key_columns(table)
@@ -144,6 +161,20 @@ def _key_columns(table: Table) -> tuple[str, ...]:
     return tuple(column.name for column in table.primary_key.columns if column.name != "project_id")
 
 
-@cache
-def _nothing(table: Table) -> dict[str, None]:
-    return dict.fromkeys(column.name for column in table.columns)
+class _Insert(NamedTuple):
+    """The statement that inserts whole rows."""
+
+    sql: str
+    columns: tuple[tuple[str, Callable[[Any], Any] | None], ...]
+    """In the order of the parameters: the name, and what makes a value one that the driver takes."""
+    is_positional: bool
+
+
+@lru_cache(maxsize=256)
+def _insert_of(table: Table, dialect: Dialect) -> _Insert:
+    compiled = table.insert().compile(dialect=dialect)
+    columns = []
+    for name in compiled.positiontup or compiled.params:
+        process = table.c[name].type.dialect_impl(dialect).bind_processor(dialect)
+        columns.append((name, process))
+    return _Insert(str(compiled), tuple(columns), compiled.positional)

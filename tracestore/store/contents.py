@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, select
 
 from tracestore.graph.match import match_hash
-from tracestore.graph.messages import role_of
+from tracestore.graph.messages import parsed, role_of_value
 from tracestore.store import tables as t
 from tracestore.store.buffer import Buffer
 from tracestore.store.chunks import chunks
@@ -69,21 +69,24 @@ class Contents:
         return found
 
     def _intern(self, piece: Piece, buffer: Buffer, new_key: Callable[[], int]) -> Interned:
+        value = None
         if piece.is_message:
-            role = role_of(piece.data, default=piece.place_role) or "message"
-            match = match_hash(piece.data, role=piece.place_role)
+            value = parsed(piece.data)
+            role = role_of_value(value, default=piece.place_role) or "message"
+            match = match_hash(piece.data, role=piece.place_role, value=value)
         else:
             assert piece.place_role is not None
             role, match = piece.place_role, b""
         key = self._rows.get((piece.digest, role))
         if key is None:
             key = self._rows[piece.digest, role] = new_key()
-            buffer.insert(t.content, self._row(key, piece, role))
+            buffer.insert(t.content, self._row(key, piece, role, value))
         return Interned(key, match)
 
-    def _row(self, key: int, piece: Piece, role: str) -> dict[str, Any]:
+    def _row(self, key: int, piece: Piece, role: str, value: Any) -> dict[str, Any]:
         codec, stored = compress(piece.data)
-        described = (describe_json if role in ("skeleton", "tools") else describe_message)(piece.data)
+        is_cut = role in ("skeleton", "tools")
+        described = describe_json(piece.data) if is_cut else describe_message(piece.data, value)
         return {
             "key": key,
             "sha256": piece.digest,

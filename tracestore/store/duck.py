@@ -14,14 +14,17 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import make_url
+from sqlalchemy import Boolean, LargeBinary, make_url
 
 from tracestore.errors import TracestoreError
 from tracestore.store.engine import BadUrl
+from tracestore.store.schema import view_statements
 from tracestore.store.sql_guard import SqlRefused
+from tracestore.store.tables import metadata
 
 __all__ = ["SqlFailed", "SqlRefused", "SqlResult", "SqlTooSlow", "run_sql"]
 
@@ -70,6 +73,8 @@ def run_sql(
         "file": parsed.database,
         "project": project,
         "sql": sql,
+        "views": view_statements(),
+        "tables": _narrow_columns(),
         "limit_rows": limit_rows,
         "memory_mb": memory_mb,
     }
@@ -87,6 +92,21 @@ def run_sql(
     with pa.ipc.open_stream(io.BytesIO(done.stdout)) as reader:
         table = reader.read_all()
     return _result(table, limit_rows)
+
+
+@cache
+def _narrow_columns() -> dict[str, str]:
+    """What the child copies of each table, as a SELECT list: all but bytes. It loads no schema of its own."""
+    return {
+        table.name: ", ".join(
+            f'CAST("{column.name}" AS BOOLEAN) AS "{column.name}"'
+            if isinstance(column.type, Boolean)
+            else f'"{column.name}"'
+            for column in table.columns
+            if not isinstance(column.type, LargeBinary)
+        )
+        for table in metadata.tables.values()
+    }
 
 
 def _error(done: subprocess.CompletedProcess[bytes]) -> TracestoreError:

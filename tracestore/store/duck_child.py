@@ -1,6 +1,7 @@
 """The child of `duck.run_sql`: request on stdin, Arrow on stdout, an error as one JSON line on stderr.
 
-Nothing here may open the database through sqlite3.
+Nothing here may open the database through sqlite3. Every query pays for what this module imports, so what is
+known of the schema comes with the request.
 """
 
 from __future__ import annotations
@@ -8,21 +9,17 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import as_file, files
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 from duckdb.func import FunctionNullHandling, PythonUDFType
-from sqlalchemy import Boolean, LargeBinary, Table
 
 from tracestore.errors import TracestoreError
 from tracestore.store.codec import decompress
-from tracestore.store.schema import view_statements
 from tracestore.store.sql_guard import SqlRefused, check
-from tracestore.store.tables import metadata
-from tracestore.store.text import readable
 
 _TEXT = "message_text"
 
@@ -42,9 +39,22 @@ def main() -> int:
     return 0
 
 
-def answer(*, file: str, project: str, sql: str, limit_rows: int, memory_mb: int) -> pa.Table:
-    """At most `limit_rows` + 1 rows of one SELECT."""
-    views = view_statements()
+def answer(
+    *,
+    file: str,
+    project: str,
+    sql: str,
+    views: Mapping[str, str],
+    tables: Mapping[str, str],
+    limit_rows: int,
+    memory_mb: int,
+) -> pa.Table:
+    """At most `limit_rows` + 1 rows of one SELECT.
+
+    Args:
+        views: the statement that makes each view.
+        tables: the columns to copy of each table, as a SELECT list.
+    """
     connection = duckdb.connect()
     connection.execute("SET autoinstall_known_extensions = false")
     connection.execute("SET autoload_known_extensions = false")
@@ -54,7 +64,9 @@ def answer(*, file: str, project: str, sql: str, limit_rows: int, memory_mb: int
     serialized = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchone()
     assert serialized is not None
     used = check(serialized[0], views=views)
-    _copy(connection, file, project, _tables_of(views[name] for name in used), with_text=_TEXT in sql.lower())
+    read = _tables_of(views[name] for name in used)
+    columns = {table: tables[table] for table in tables if table in read}
+    _copy(connection, file, project, columns, with_text=_TEXT in sql.lower())
     for name in used:
         connection.execute(views[name])
     connection.execute("SET enable_external_access = false")
@@ -73,14 +85,19 @@ def _first(reader: pa.RecordBatchReader, count: int) -> pa.Table:
     return pa.Table.from_batches(batches, reader.schema)
 
 
-def _tables_of(statements: Iterable[str]) -> list[Table]:
-    """The tables that views read."""
+def _tables_of(statements: Iterable[str]) -> set[str]:
+    """The tables that views read, among other names."""
     names = {name for sql in statements for name in re.findall(r"(?:FROM|JOIN)\s+(\w+)", sql)}
-    return [table for table in metadata.tables.values() if table.name in names | {"project"}]
+    return names | {"project"}
 
 
 def _copy(
-    connection: duckdb.DuckDBPyConnection, file: str, project: str, tables: list[Table], *, with_text: bool
+    connection: duckdb.DuckDBPyConnection,
+    file: str,
+    project: str,
+    tables: Mapping[str, str],
+    *,
+    with_text: bool,
 ) -> None:
     """Copy narrow columns of one project, and let go of the file."""
     extension = files("duckdb_extension_sqlite_scanner") / "extensions"
@@ -92,16 +109,9 @@ def _copy(
     connection.execute("BEGIN")
     found = connection.execute("SELECT project_id FROM store.project WHERE name = ?", [project]).fetchone()
     number = -1 if found is None else int(found[0])
-    for table in tables:
-        columns = ", ".join(
-            f'CAST("{column.name}" AS BOOLEAN) AS "{column.name}"'
-            if isinstance(column.type, Boolean)
-            else f'"{column.name}"'
-            for column in table.columns
-            if not isinstance(column.type, LargeBinary)
-        )
-        source = f"SELECT {columns} FROM store.{table.name} WHERE project_id = {number}"
-        connection.execute(f"CREATE TABLE {table.name} AS {source}")
+    for table, columns in tables.items():
+        source = f"SELECT {columns} FROM store.{table} WHERE project_id = {number}"
+        connection.execute(f"CREATE TABLE {table} AS {source}")
     if with_text:
         _copy_texts(connection, number)
     connection.execute("COMMIT")
@@ -131,6 +141,9 @@ def _copy_texts(connection: duckdb.DuckDBPyConnection, number: int) -> None:
 
 
 def _text_of_body(codecs: Any, bodies: Any, dictionaries: Any) -> pa.Array:
+    # Most queries read no text, and pay nothing for it.
+    from tracestore.store.text import readable
+
     rows = zip(codecs.to_pylist(), bodies.to_pylist(), dictionaries.to_pylist(), strict=True)
     return pa.array(
         [

@@ -14,7 +14,6 @@ from sqlalchemy.exc import OperationalError
 from tracestore.errors import TracestoreError
 from tracestore.store.codec import decompress
 from tracestore.store.tables import KEY_BITS
-from tracestore.store.text import readable
 
 BUSY_TIMEOUT_MS = 30_000
 _WRITES = "tracestore_writes"
@@ -126,6 +125,9 @@ def _message_text(connection: sqlite3.Connection) -> Any:
     def text_of(key: int | None) -> str | None:
         if key is None:
             return None
+        # Few queries read text, and it takes the wire's models to load.
+        from tracestore.store.text import readable
+
         row = connection.execute(
             "SELECT c.codec, c.data, d.data FROM content c LEFT JOIN dictionary d"
             " ON d.project_id = c.project_id AND d.key = c.dictionary_key"

@@ -128,6 +128,18 @@ def _plain_type(annotation: Any) -> Any:
     return annotation
 
 
+@cache
+def references_of(kind: str) -> tuple[FieldColumn, ...]:
+    """The columns of a kind that refer to another entity."""
+    return tuple(field for field in columns_of(kind) if field.how == "ref")
+
+
+@cache
+def contents_of(kind: str) -> tuple[FieldColumn, ...]:
+    """The columns of a kind that are opaque JSON."""
+    return tuple(field for field in columns_of(kind) if field.how == "content")
+
+
 def value_at(event: BaseModel, path: tuple[str, ...]) -> Any:
     """The value of a field, None where a model on the way is None."""
     value: Any = event
@@ -145,30 +157,35 @@ Shape = Mapping[str, Any]
 (the last one stands for all that follow)."""
 
 
-def shape_of(model: BaseModel) -> Shape:
-    """The fields that were named, so that what was left out stays left out when read back."""
-    return {
-        name: _shape(getattr(model, name))
-        for name in type(model).model_fields
-        if name in model.model_fields_set and name not in ("kind", "id")
-    }
+def shape_text(model: BaseModel) -> str:
+    """The shape of the fields that were named, so that what was left out stays left out when read back."""
+    # Written as it is walked: a batch of dicts is what Python's collector would look through.
+    named = model.model_fields_set
+    members = [
+        mark + _value_shape(getattr(model, name))
+        for name, mark in _shape_fields(type(model))
+        if name in named
+    ]
+    return "{" + ",".join(members) + "}"
 
 
-def _shape(value: Any) -> Any:
+@cache
+def _shape_fields(model: type[BaseModel]) -> tuple[tuple[str, str], ...]:
+    """(field, how its member of the shape begins)."""
+    return tuple((name, f'"{name}":') for name in model.model_fields if name not in ("kind", "id"))
+
+
+def _value_shape(value: Any) -> str:
     if value is None:
-        return 0
+        return "0"
     if isinstance(value, BaseModel):
-        return shape_of(value)
+        return shape_text(value)
     if type(value) is tuple and value and isinstance(value[0], BaseModel):
-        shapes = [shape_of(item) for item in value]
+        shapes = [shape_text(item) for item in value]
         while len(shapes) > 1 and shapes[-1] == shapes[-2]:
             shapes.pop()
-        return shapes
-    return 1
-
-
-def shape_text(shape: Shape) -> str:
-    return json.dumps(shape, separators=(",", ":"))
+        return "[" + ",".join(shapes) + "]"
+    return "1"
 
 
 def item_shape(shapes: list[Shape], index: int) -> Shape:

@@ -23,7 +23,7 @@ from tracestore.graph.merge import FieldConflict, merge, merge_phases
 from tracestore.graph.model import CompletionKey
 from tracestore.store import tables as t
 from tracestore.store.chunks import chunks
-from tracestore.store.fields import PLACEHOLDERS, TABLES, columns_of, value_at
+from tracestore.store.fields import PLACEHOLDERS, TABLES, columns_of, references_of, value_at
 from tracestore.store.load import load_answer, load_entity
 from tracestore.store.parts import Parts
 from tracestore.store.prepare import Prepared, content_pieces, prepare
@@ -443,12 +443,11 @@ def _names(event: AnyEvent) -> Iterable[tuple[str, str]]:
     """(kind, id) of every entity that an event is or refers to."""
     if event.kind in PLACEHOLDERS:
         yield event.kind, event.id
-    for field in columns_of(event.kind):
-        if field.how == "ref":
-            value = value_at(event, field.path)
-            if value is not None:
-                assert field.kind is not None
-                yield field.kind, value
+    for field in references_of(event.kind):
+        value = value_at(event, field.path)
+        if value is not None:
+            assert field.kind is not None
+            yield field.kind, value
     if isinstance(event, Completion):
         yield "episode", event.episode_id
         yield "call", event.call_id

@@ -31,6 +31,7 @@ from tracestore.wire.tool_call import ToolCall
 _PLACING = ("request", "dialect", "context", "parent_call_id", "parent_completion", "ordinal")
 """Fields that say where the context of a call lies and what it continues."""
 
+_ANSWER_FIELDS = tuple(CompletionFields.model_fields)
 _PLAIN_ANSWER_FIELDS = {"finish_reason", "partial", "stop_token_stripped"}
 
 _MAX_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -242,7 +243,7 @@ class Parts:
         before, body = self.agreed.pop(name, (None, posted))
         news = {
             field
-            for field in CompletionFields.model_fields
+            for field in _ANSWER_FIELDS
             if getattr(body, field) is not None
             and (before is None or getattr(before, field) != getattr(body, field))
         }

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from tracestore.graph.messages import answer_messages
-from tracestore.store.fields import columns_of, shape_of, shape_text, value_at
+from tracestore.store.fields import contents_of, shape_text, value_at
 from tracestore.store.skeleton import cut
 from tracestore.wire.call import Call, Dialect
 from tracestore.wire.completion import Completion, CompletionFields
@@ -64,7 +64,7 @@ class Prepared:
     """Bytes posted."""
     request: Request | None
     others: dict[str, Piece]
-    """Field -> its content, for the fields of columns_of(kind) that are opaque JSON."""
+    """Field -> its content, for the fields of contents_of(kind)."""
 
     def pieces(self) -> Iterable[Piece]:
         """The contents that the event may bring; of its messages the last ones, for most are there."""
@@ -86,7 +86,7 @@ def prepare(event: AnyEvent, text: bytes) -> Prepared:
         event=event,
         phase=phase_of(event),
         text_hash=sha256(text).digest(),
-        shape=shape_text(shape_of(event)),
+        shape=shape_text(event),
         size=len(text),
         request=request,
         others=content_pieces(event),
@@ -96,12 +96,11 @@ def prepare(event: AnyEvent, text: bytes) -> Prepared:
 def content_pieces(event: AnyEvent) -> dict[str, Piece]:
     """The contents of the opaque fields that stand in a row of their own kind, by field."""
     found = {}
-    for field in columns_of(event.kind):
-        if field.how == "content":
-            value = value_at(event, field.path)
-            if value is not None:
-                assert field.kind is not None
-                found[field.path[0]] = other_piece(value, field.kind)
+    for field in contents_of(event.kind):
+        value = value_at(event, field.path)
+        if value is not None:
+            assert field.kind is not None
+            found[field.path[0]] = other_piece(value, field.kind)
     return found
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tracestore.graph.messages import Part, message_parts
-from tracestore.graph.spans import members
+from tracestore.graph.spans import Place, members
 from tracestore.wire.call import Dialect
 
 _HOLE = b"\xff"
@@ -40,8 +40,10 @@ class _Hole(NamedTuple):
 
 def cut(request: bytes, dialect: Dialect) -> Cut:
     """Take a request apart. What is no object with messages has a skeleton only."""
-    parts = message_parts(request, dialect)
-    tools = _tools_place(request, parts)
+    fields = members(request)
+    parts = message_parts(request, dialect, fields=fields)
+    # With no messages the request may be anything, a bare array even.
+    tools = _tools_place(request, fields.get("tools"), parts)
     holes = [_Hole(part.start, part.end, number) for number, part in enumerate(parts)]
     if tools is not None:
         holes.append(_Hole(*tools, None))
@@ -52,9 +54,7 @@ def cut(request: bytes, dialect: Dialect) -> Cut:
     )
 
 
-def _tools_place(request: bytes, parts: Sequence[Part]) -> tuple[int, int] | None:
-    # With no messages the request may be anything, a bare array even.
-    place = members(request).get("tools")
+def _tools_place(request: bytes, place: Place | None, parts: Sequence[Part]) -> Place | None:
     if place is None or request[place[0] : place[1]] == b"null":
         return None
     inside = any(part.start < place[1] and place[0] < part.end for part in parts)

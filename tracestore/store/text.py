@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tracestore.graph.messages import PREVIEW_CHARACTERS, text_of, tool_uses
+from tracestore.graph.messages import PREVIEW_CHARACTERS, parsed, text_of, text_of_value, tool_uses
 from tracestore.graph.spans import first_byte, members
 from tracestore.wire.base import Raw
 
@@ -27,9 +27,13 @@ def readable(data: bytes) -> str:
         return data.decode("utf-8", "replace")
 
 
-def describe_message(message: bytes) -> Described:
-    """Columns for a message: the first tool it calls, or the tool it answers where it names it."""
-    text = text_of(message)
+def describe_message(message: bytes, value: Any = None) -> Described:
+    """Columns for a message: the first tool it calls, or the tool it answers where it names it.
+
+    Args:
+        value: the message `parsed`, where the caller has it.
+    """
+    text = text_of_value(parsed(message) if value is None else value)
     return Described(_tool_name(message), text[:PREVIEW_CHARACTERS], REPLACED in text)
 
 
@@ -41,8 +45,7 @@ def describe_json(data: bytes) -> Described:
 
 def may_use_tools(message: bytes) -> bool:
     """False for a message in which no tool use can stand; far cheaper than looking for one."""
-    marks = (b"_call", b"functionCall", b"tool_use", b"\\u")
-    return any(mark in message for mark in marks)
+    return b"_call" in message or b"functionCall" in message or b"tool_use" in message or b"\\u" in message
 
 
 def _tool_name(message: bytes) -> str | None:

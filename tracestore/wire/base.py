@@ -17,6 +17,9 @@ Phase = Literal["start", "end", "whole"]
 """An entity is posted whole, or as a start and an end that together equal the whole."""
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 class Raw(bytes):
     """JSON text kept as posted: a span of the body, never parsed and written again.
 
@@ -31,7 +34,7 @@ class Raw(bytes):
         """The JSON text of a Python value."""
         if isinstance(value, cls):
             return value
-        return cls(json.dumps(value, separators=(",", ":")).encode("ascii"))
+        return cls(_encode(value).encode("ascii"))
 
     def value(self) -> Any:
         """The parsed value, for reading only: numbers beyond a double lose digits here, the bytes do not."""
@@ -69,14 +72,6 @@ Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Ordinal = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-def _python_shape(value: Any) -> Any:
-    if type(value) is list:
-        return tuple(value)
-    if type(value) is Raw and value == b"null":
-        return None
-    return value
-
-
 class Wire(BaseModel):
     """Frozen, and an unknown field is an error: a misspelt field must not be lost in silence."""
 
@@ -87,7 +82,14 @@ class Wire(BaseModel):
     def _python_shapes(cls, data: Any) -> Any:
         # Frozen models hold tuples, JSON gives lists; a null span is the absent value. The rest stays strict.
         if isinstance(data, dict):
-            return {name: _python_shape(value) for name, value in data.items()}
+            return {
+                name: tuple(value)
+                if type(value) is list
+                else None
+                if type(value) is Raw and value == b"null"
+                else value
+                for name, value in data.items()
+            }
         return data
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable
+from functools import cache
+from json.encoder import encode_basestring_ascii
+from math import isfinite
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -28,12 +31,9 @@ def encode(event: AnyEvent, *, arrays: Arrays = "json") -> bytes:
             faster to read). Logprobs that a list would change (float64 values that all fit float32, NaN that
             the event does not declare) are base64 either way.
     """
-    members = [
-        _member(name, getattr(event, name), arrays, getattr(event, "non_finite", None) is True)
-        for name in type(event).model_fields
-        if name in _ALWAYS or name in event.model_fields_set
-    ]
-    return b"{" + b",".join(members) + b"}"
+    # Not by getattr: where a model lacks the field, Pydantic looks long for it.
+    non_finite = event.__dict__.get("non_finite") is True
+    return _object(event, _ALWAYS, arrays, non_finite)
 
 
 def encode_array(events: Iterable[AnyEvent], *, arrays: Arrays = "json") -> bytes:
@@ -41,22 +41,39 @@ def encode_array(events: Iterable[AnyEvent], *, arrays: Arrays = "json") -> byte
     return b"[" + b",\n".join(encode(event, arrays=arrays) for event in events) + b"]"
 
 
-def _member(name: str, value: Any, arrays: Arrays, non_finite: bool) -> bytes:
-    return b'"' + name.encode("ascii") + b'":' + _value(value, arrays, non_finite)
+@cache
+def _keys(model: type[BaseModel]) -> tuple[tuple[str, bytes], ...]:
+    """(field, how its member begins)."""
+    return tuple((name, b'"' + name.encode("ascii") + b'":') for name in model.model_fields)
+
+
+def _object(model: BaseModel, always: tuple[str, ...], arrays: Arrays, non_finite: bool) -> bytes:
+    named = model.model_fields_set
+    members = [
+        key + _value(getattr(model, name), arrays, non_finite)
+        for name, key in _keys(type(model))
+        if name in named or name in always
+    ]
+    return b"{" + b",".join(members) + b"}"
+
+
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def _value(value: Any, arrays: Arrays, non_finite: bool) -> bytes:
+    # Ordered by how often they come; a look whether something is a model is by far the dearest.
+    if type(value) in _PLAIN:
+        return _dumps(value)
     if isinstance(value, Raw):
-        return bytes(value)
+        return value
+    if isinstance(value, tuple):
+        return b"[" + b",".join([_value(item, arrays, non_finite) for item in value]) + b"]"
     if isinstance(value, TokenIds):
         return _dumps(value.json() if arrays == "json" else _binary(value.data, "int32"))
     if isinstance(value, Logprobs):
         return _logprobs(value, arrays, non_finite)
     if isinstance(value, BaseModel):
-        names = (name for name in type(value).model_fields if name in value.model_fields_set)
-        return b"{" + b",".join(_member(n, getattr(value, n), arrays, non_finite) for n in names) + b"}"
-    if isinstance(value, tuple):
-        return b"[" + b",".join(_value(item, arrays, non_finite) for item in value) + b"]"
+        return _object(value, (), arrays, non_finite)
     return _dumps(value)
 
 
@@ -75,6 +92,15 @@ def _binary(data: bytes, dtype: str) -> dict[str, Any]:
     return {"dtype": dtype, "base64": base64.b64encode(data).decode("ascii")}
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def _dumps(value: Any) -> bytes:
     # ASCII: a lone surrogate has no UTF-8 and is written as its escape.
-    return json.dumps(value, separators=(",", ":")).encode("ascii")
+    if type(value) is str:
+        return encode_basestring_ascii(value).encode("ascii")
+    if type(value) is int or (type(value) is float and isfinite(value)):
+        return repr(value).encode("ascii")
+    if value is None:
+        return b"null"
+    return _encode(value).encode("ascii")
