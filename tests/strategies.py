@@ -339,14 +339,13 @@ def recordings(draw: st.DrawFn, *, max_calls: int = 7, may_omit_parents: bool = 
             chat = _hear(h, chat)
         if step == 1 and chat.parent is not None:
             h.chats += _compact(h, chat)
-        elif step == 2 and chat.parent is not None and chat.num_new == 0:
-            h.chats.append(_spawn(h, chat))
         else:
             # The chat stays among the chats: a later step may fork from it, or sample it again.
             opened = _call(h, chat)
-            if step == 3 and opened:
-                h.chats.append(_spawn(h, opened[0]))
             h.chats += opened
+            # Last, so that the subagent mostly goes on to call.
+            if step in (2, 3) and opened:
+                h.chats.append(_spawn(h, opened[0]))
     _judge(h)
     return Recording(tuple(h.events), h.parents, h.contexts, h.prompt_ids, frozenset(h.drifted))
 

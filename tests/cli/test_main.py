@@ -32,7 +32,7 @@ SURFACE = {
     "sql": {"--csv", "--db", "--json", "--max-rows", "--project", "--timeout", "query"},
     "export": {
         *("--db", "--json", "--objective", "--out", "--project", "--snapshot", "--spec"),
-        *("--render", "--template", "--tokenizer"),
+        *("--format", "--render", "--template", "--tokenizer"),
     },
     "train": {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),

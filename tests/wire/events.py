@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import math
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -163,6 +165,10 @@ def spelled(value: Any, spell: Spelling) -> str:
             for n in names
         )
         return "{" + spell.space() + spell.comma().join(members) + spell.space() + "}"
+    if isinstance(value, Logprobs) and Logprobs.of(value.json()) != value:
+        # A list does not say that its values are float64 where all of them fit float32.
+        binary = {"dtype": value.dtype, "base64": base64.b64encode(value.data).decode()}
+        return json.dumps(binary | ({"nulls": list(value.nulls)} if value.nulls else {}))
     if isinstance(value, (TokenIds, Logprobs)):
         return "[" + spell.comma().join(spelled(x, spell) for x in value.json()) + "]"
     if isinstance(value, tuple):
