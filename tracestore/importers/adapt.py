@@ -25,13 +25,12 @@ from typing import Any
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded, number
-from tracestore.importers.items import Item, content_id, left, made, raw, safe_id, taken
+from tracestore.importers.items import Item, content_id, gap, left, made, raw, safe_id, taken
 from tracestore.importers.notes import Notes
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.reward import Reward, RewardTarget
 
 _TRIED = re.compile(r"(?P<task>.*) at depth (?P<depth>\d+), success: (?P<success>True|False)\Z", re.DOTALL)
@@ -219,13 +218,12 @@ class _Result:
         )
 
     def _gap(self, executor: _Executor | None, detail: str) -> Item:
-        return made(
-            Gap,
-            id=f"{self.episode_id}/missing_prompt",
+        return gap(
+            self.episode_id,
+            "missing_prompt",
+            detail,
             episode_id=self.episode_id,
             agent_id=self._agent_id(executor),
-            cause="missing_prompt",
-            detail=detail,
         )
 
 

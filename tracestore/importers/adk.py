@@ -31,14 +31,14 @@ from typing import Any, NamedTuple
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded
-from tracestore.importers.items import Item, left, made, nanoseconds, raw, safe_id
+from tracestore.importers.items import Item, gap, left, made, nanoseconds, raw, safe_id
 from tracestore.importers.notes import Notes
+from tracestore.importers.usage import counted
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call, CallError, Usage
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.context_edit import ContextEdit
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.tool_call import ToolCall
 
 _NAME = "adk"
@@ -168,12 +168,11 @@ class _Session:
         for edit in self.edits:
             yield made(ContextEdit, **edit)
         if self.has_guessed:
-            yield made(
-                Gap,
-                id=f"{self.id}/requests_not_recorded",
+            yield gap(
+                self.id,
+                "requests_not_recorded",
+                "no event_logs: contexts are the session's events, as they stand",
                 episode_id=self.id,
-                cause="requests_not_recorded",
-                detail="no event_logs: contexts are the session's events, as they stand",
             )
 
     def _one(self, event: dict[str, Any]) -> Iterator[Item]:
@@ -443,8 +442,7 @@ def _usage(record: dict[str, Any]) -> Usage | None:
         else sampled,
         "reasoning_tokens": thoughts,
     }
-    known: dict[str, Any] = {name: one for name, one in counts.items() if type(one) is int and one >= 0}
-    return Usage(**known) if known else None
+    return counted(**{name: one for name, one in counts.items() if type(one) is int and one >= 0})
 
 
 FORMAT = Format("adk", "Google ADK sessions", _recognises, read)

@@ -26,13 +26,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracestore.importers.conversations import answers, tool_calls
+from tracestore.importers.conversations import tool_calls
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded, known, number, token_ids
 from tracestore.importers.items import Item, Names, left, made, nanoseconds, raw, safe_id, taken
 from tracestore.importers.notes import Notes
 from tracestore.importers.spool import Spool
+from tracestore.importers.streams import choices_of, completion
 from tracestore.importers.usage import of as usage_of
 from tracestore.wire.agent import Agent
 from tracestore.wire.arrays import TokenIds
@@ -249,7 +250,7 @@ def _request(
     model, version = taken(data, "model", str), taken(data, "model_version", int)
     rest = as_dict(response)
     prompt_ids = token_ids(rest.pop("prompt_token_ids", None))
-    bodies = answers(rest)
+    bodies = tuple(map(completion, choices_of(rest)))
     prompt_ids = prompt_ids or _of_choice(rest)
     provider_id, (usage, uncounted) = taken(rest, "id", str), usage_of(rest.pop("usage", None))
     if uncounted:

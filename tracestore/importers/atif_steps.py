@@ -17,6 +17,7 @@ from typing import Any
 
 from tracestore.importers import carried
 from tracestore.importers.items import count, raw, taken
+from tracestore.importers.usage import counted
 from tracestore.wire.arrays import Logprobs, TokenIds
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Usage
@@ -181,8 +182,7 @@ def usage_of(metrics: dict[str, Any]) -> Usage | None:
     }
     if fields["cost_usd"] is not None:
         fields["cost_usd"] = float(fields["cost_usd"])
-    known = {name: value for name, value in fields.items() if value is not None}
-    return Usage(**known) if known else None
+    return counted(**fields)
 
 
 def token_ids_of(metrics: dict[str, Any], name: str) -> TokenIds | None:

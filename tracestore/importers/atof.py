@@ -26,6 +26,7 @@ from tracestore.importers.items import Item, content_id, nanoseconds, taken
 from tracestore.importers.notes import Notes
 from tracestore.importers.otel_attributes import whole_number
 from tracestore.importers.spans import Kind, Span, size
+from tracestore.importers.usage import counted
 from tracestore.wire.call import Usage
 
 _KINDS: dict[str, Kind] = {"llm": "call", "tool": "tool", "agent": "agent"}
@@ -249,7 +250,7 @@ def _usage(end: dict[str, Any], got: Any) -> Usage | None:
             number = next((one for one in numbers if one is not None), None)
             if number is not None:
                 found.setdefault(field, number)
-    return Usage(**found) if found else None
+    return counted(**found)
 
 
 def _tool(name: str | None, given: Any, start: dict[str, Any], end: dict[str, Any]) -> Spoken:

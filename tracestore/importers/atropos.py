@@ -28,14 +28,13 @@ import numpy as np
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded, known, logprobs, number
-from tracestore.importers.items import Item, Names, left, made, raw
+from tracestore.importers.items import Item, Names, gap, left, made, raw
 from tracestore.importers.notes import Notes
 from tracestore.wire.agent import Agent
 from tracestore.wire.arrays import TokenIds
 from tracestore.wire.call import Call
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.group import Group
 from tracestore.wire.reward import Reward, RewardTarget
 
@@ -222,14 +221,7 @@ class _Sequence:
         return role if isinstance(role, str) else None
 
     def _gap(self, cause: str, detail: str) -> Item:
-        return made(
-            Gap,
-            id=f"{self.episode_id}/{cause}",
-            episode_id=self.episode_id,
-            agent_id=self.agent_id,
-            cause=cause,
-            detail=detail,
-        )
+        return gap(self.episode_id, cause, detail, episode_id=self.episode_id, agent_id=self.agent_id)
 
 
 def _runs(mask: list[int]) -> list[tuple[int, int]]:

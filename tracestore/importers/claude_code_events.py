@@ -20,8 +20,9 @@ from tracestore.importers.claude_code_rows import (
     text_of,
 )
 from tracestore.importers.guard import as_dict, guarded, number
-from tracestore.importers.items import Item, count, left, made, nanoseconds, raw, safe_id
+from tracestore.importers.items import Item, count, gap, left, made, nanoseconds, raw, safe_id
 from tracestore.importers.notes import Notes
+from tracestore.importers.usage import counted
 from tracestore.wire.agent import Agent
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Attempt, Call, CallError, Usage
@@ -451,13 +452,12 @@ class Conversion:
         if first is None or any(row.kind == "message" for row in self.session.lineage(first)):
             return
         name, agent = self.session.id, agent_id(self.session.id, thread)
-        yield made(
-            Gap,
-            id=safe_id(f"{agent}/missing_prompt"),
+        yield gap(
+            agent,
+            "missing_prompt",
+            "what the first answer answers is not in the file",
             episode_id=name,
             agent_id=agent,
-            cause="missing_prompt",
-            detail="what the first answer answers is not in the file",
         )
 
     def _unread(self, rows: list[Row]) -> Raw | None:
@@ -753,15 +753,13 @@ def _usage(fields: dict[str, Any], row: dict[str, Any]) -> Usage | None:
     cost = number(row.get("costUSD"))
     if cost is not None:
         del row["costUSD"]
-    given: dict[str, Any] = {
-        "prompt_tokens": None if fresh is None else fresh + (written or 0) + (cached or 0),
-        "cached_tokens": cached,
-        "cache_write_tokens": written,
-        "completion_tokens": sampled,
-        "cost_usd": cost,
-    }
-    known = {name: value for name, value in given.items() if value is not None}
-    return Usage(**known) if known else None
+    return counted(
+        prompt_tokens=None if fresh is None else fresh + (written or 0) + (cached or 0),
+        cached_tokens=cached,
+        cache_write_tokens=written,
+        completion_tokens=sampled,
+        cost_usd=cost,
+    )
 
 
 def _depth(one: Spawned, spawned: dict[str, Spawned]) -> int | None:

@@ -34,15 +34,15 @@ from tracestore.importers import exact
 from tracestore.importers.documents import records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded, number, text_or_none
-from tracestore.importers.items import Item, content_id, count, left, made, nanoseconds, raw, safe_id
+from tracestore.importers.items import Item, content_id, count, gap, left, made, nanoseconds, raw, safe_id
 from tracestore.importers.notes import Notes
 from tracestore.importers.sources import Source
+from tracestore.importers.usage import counted
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call, CallError, Usage
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.context_edit import ContextEdit
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.tool_call import ToolCall
 
 _TASK_ID = re.compile(r"[0-9]{10,16}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -261,13 +261,12 @@ class _Task:
             depth=None if is_sub else 0,
             meta=left("cline", tail),
         )
-        yield made(
-            Gap,
-            id=f"{self.id}/system_prompt_not_recorded",
+        yield gap(
+            self.id,
+            "system_prompt_not_recorded",
+            "a task folder has neither system prompt nor tools",
             episode_id=self.episode_id,
             agent_id=self.id,
-            cause="system_prompt_not_recorded",
-            detail="a task folder has neither system prompt nor tools",
         )
 
     @property
@@ -370,15 +369,13 @@ class _Task:
         fresh, output = count(told, "tokensIn"), count(told, "tokensOut")
         cached, written = count(told, "cacheReads"), count(told, "cacheWrites")
         apart = 0 if "apiProtocol" in told else (cached or 0) + (written or 0)
-        known: dict[str, Any] = {
-            "prompt_tokens": None if fresh is None else fresh + apart,
-            "cached_tokens": cached,
-            "cache_write_tokens": written,
-            "completion_tokens": output,
-            "cost_usd": number(told.pop("cost", None)),
-        }
-        usage = {name: one for name, one in known.items() if one is not None}
-        return told, Usage(**usage) if usage else None
+        return told, counted(
+            prompt_tokens=None if fresh is None else fresh + apart,
+            cached_tokens=cached,
+            cache_write_tokens=written,
+            completion_tokens=output,
+            cost_usd=number(told.pop("cost", None)),
+        )
 
     def _only_model(self) -> str | None:
         """The model of a task that used one only."""

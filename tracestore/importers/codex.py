@@ -50,12 +50,11 @@ from tracestore.importers.codex_run import (
 from tracestore.importers.documents import records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict
-from tracestore.importers.items import Item, content_id, left, made, nanoseconds, raw, safe_id
+from tracestore.importers.items import Item, content_id, gap, left, made, nanoseconds, raw, safe_id
 from tracestore.importers.notes import Notes
 from tracestore.importers.sources import Source
 from tracestore.wire.agent import Agent
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 
 _HEAD_ROWS = 20
 """Rows within which the first session_meta stands."""
@@ -348,14 +347,7 @@ class _Import:
             yield self._gap(thread, run, "missing_prompt", "the history it goes on from is in another file")
 
     def _gap(self, thread: _Thread, run: Run, cause: str, detail: str) -> Item:
-        return made(
-            Gap,
-            id=f"{thread.id}/{cause}",
-            episode_id=run.episode_id,
-            agent_id=thread.id,
-            cause=cause,
-            detail=detail,
-        )
+        return gap(thread.id, cause, detail, episode_id=run.episode_id, agent_id=thread.id)
 
 
 def _rows(source: Source, notes: Notes) -> list[Row]:

@@ -15,6 +15,7 @@ from tracestore.importers.documents import Record
 from tracestore.importers.guard import WRONG_SHAPE, as_list, guarded, problem_of, text_or_none
 from tracestore.importers.items import Item, left, made, nanoseconds, raw, safe_id
 from tracestore.importers.notes import Notes
+from tracestore.importers.usage import counted
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call, CallError, Usage
 from tracestore.wire.completion import CompletionBody
@@ -769,7 +770,7 @@ def _usage(counts: dict[str, Any] | None) -> Usage | None:
         for ours, theirs in _USAGE
         if counts and isinstance(counts.get(theirs), int) and counts[theirs] >= 0
     }
-    return Usage(**known) if known else None
+    return counted(**known)
 
 
 def _int(value: Any) -> int:

@@ -1,4 +1,4 @@
-"""Chat messages -> calls: a history whose calls continue each other; the answers of a response, tool uses.
+"""Chat messages -> calls: a history whose calls continue each other; tool uses with their results.
 
 `history` is for formats that keep a history and no requests. Every message that the model wrote is a call;
 what stands between two of them is what the second one read beyond the first. Messages stay as they are.
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracestore.importers.chat_shapes import uses_of
-from tracestore.importers.guard import as_dict, as_list, known, logprobs, token_ids
-from tracestore.importers.items import Item, made, raw, safe_id, taken
+from tracestore.importers.guard import as_dict
+from tracestore.importers.items import Item, made, raw, safe_id
 from tracestore.wire.call import Call
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.tool_call import ToolCall
@@ -105,38 +105,3 @@ def tool_calls(
             arguments=use.arguments,
             result=raw(result[0]) if result else None,
         )
-
-
-# --- Answers of OpenAI's chat and completions APIs -------------------------------------------------
-
-
-def answers(response: dict[str, Any]) -> tuple[CompletionBody, ...]:
-    """The choices of a response, with ids and logprobs where a server added them (`token_ids`).
-
-    What they hold is taken out of the response; what else a choice says stays there.
-    """
-    given = taken(response, "choices", list) or []
-    choices = [as_dict(choice) for choice in given]
-    bodies = tuple(map(_answer, choices))
-    if any(rest not in ({}, {"index": place}) for place, rest in enumerate(choices)) or not all(given):
-        response["choices"] = [rest or one for rest, one in zip(choices, given, strict=True)]
-    return bodies
-
-
-def _answer(choice: dict[str, Any]) -> CompletionBody:
-    message = choice.pop("message", None)
-    if message is None:
-        message = choice.pop("text", None)
-    given = as_dict(choice.pop("logprobs", None))
-    ids = token_ids(choice.pop("token_ids", None))
-    values = [as_dict(one).get("logprob") for one in as_list(given.get("content"))]
-    values = values or as_list(given.get("token_logprobs"))
-    is_parallel = ids is not None and len(values) == len(ids)
-    return known(
-        CompletionBody,
-        message=None if message is None else raw(message),
-        finish_reason=taken(choice, "finish_reason", str),
-        token_ids=ids,
-        logprobs=logprobs(values) if is_parallel else None,
-        top_logprobs=raw(given) if given else None,
-    )

@@ -21,16 +21,14 @@ from tracestore.importers.conversations import tool_calls
 from tracestore.importers.credentials import Told, safe_request, safe_url, without
 from tracestore.importers.documents import embedded
 from tracestore.importers.guard import known
-from tracestore.importers.items import Item, content_id, made, raw
+from tracestore.importers.items import Item, content_id, gap, made, raw
 from tracestore.importers.notes import Notes
-from tracestore.importers.streams import Answer, Choice
+from tracestore.importers.streams import Answer, Choice, completion
 from tracestore.wire.agent import Agent
 from tracestore.wire.arrays import TokenIds
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Attempt, Call, CallError, Dialect
-from tracestore.wire.completion import CompletionBody
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 
 _ENDPOINTS: tuple[tuple[str, Dialect], ...] = (
     ("/chat/completions", "openai_chat"),
@@ -134,13 +132,12 @@ def conversation(exchanges: Sequence[Exchange], *, prefix: str, notes: Notes) ->
         num_without += tries[-1].request is None
         yield from _call(tries, names, notes)
     if num_without:
-        yield made(
-            Gap,
-            id=f"{episode_id}/missing_prompt",
+        yield gap(
+            episode_id,
+            "missing_prompt",
+            "answers are recorded without their requests",
             episode_id=episode_id,
             agent_id=agent_id,
-            cause="missing_prompt",
-            detail="answers are recorded without their requests",
         )
 
 
@@ -243,13 +240,12 @@ def answered_call(
     error = None if answer is None else answer.error
     is_failed = status_code is not None or error is not None
     if not choices and not is_failed:
-        yield made(
-            Gap,
-            id=f"{names['id']}/unrecorded_stream",
+        yield gap(
+            names["id"],
+            "unrecorded_stream",
+            "the response was not recorded, or holds no answer",
             episode_id=names["episode_id"],
             call_id=names["id"],
-            cause="unrecorded_stream",
-            detail="the response was not recorded, or holds no answer",
         )
     ids = None if answer is None else answer.prompt_token_ids
     call: dict[str, Any] = {
@@ -276,19 +272,6 @@ def model_of(answer: Answer | None, request: Any) -> str | None:
         return answer.model
     model = request.get("model") if isinstance(request, dict) else None
     return model if isinstance(model, str) else None
-
-
-def completion(choice: Choice) -> CompletionBody:
-    """A choice of an answer as a completion."""
-    return known(
-        CompletionBody,
-        message=None if choice.message is None else raw(choice.message),
-        finish_reason=choice.finish_reason,
-        token_ids=None if choice.token_ids is None else TokenIds.of(choice.token_ids),
-        logprobs=choice.logprobs,
-        top_logprobs=None if choice.top_logprobs is None else raw(choice.top_logprobs),
-        partial=True if choice.partial else None,
-    )
 
 
 def _status(choices: Sequence[Choice], *, is_failed: bool) -> Any:

@@ -28,14 +28,13 @@ from typing import Any, NamedTuple
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, guarded, known, number
-from tracestore.importers.items import Item, count, left, made, nanoseconds, raw, safe_id, taken
+from tracestore.importers.items import Item, count, gap, left, made, nanoseconds, raw, safe_id, taken
 from tracestore.importers.notes import Notes
 from tracestore.importers.spool import Spool
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call, Usage
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.tool_call import ToolCall
 
 _EVENTS = frozenset({"execution_result", "code_generated", "final_result"})
@@ -193,13 +192,12 @@ def _run(run: _Run, runs: dict[str, _Run], episode_id: str, notes: Notes) -> Ite
         ended_at=max(run.times, default=None) if run.finals else None,
         meta=left("fast_rlm", *_of_agent(run)),
     )
-    yield made(
-        Gap,
-        id=safe_id(f"{run.run_id}/missing_prompt"),
+    yield gap(
+        run.run_id,
+        "missing_prompt",
+        "prompts and answers are not recorded as sent: outputs, reasoning and code are",
         episode_id=episode_id,
         agent_id=safe_id(run.run_id),
-        cause="missing_prompt",
-        detail="prompts and answers are not recorded as sent: outputs, reasoning and code are",
     )
     before: int | None = None
     for step in sorted(run.steps):

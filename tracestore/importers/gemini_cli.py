@@ -38,15 +38,15 @@ from typing import Any
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded, text_or_none
-from tracestore.importers.items import Item, content_id, count, left, made, nanoseconds, raw, safe_id
+from tracestore.importers.items import Item, content_id, count, gap, left, made, nanoseconds, raw, safe_id
 from tracestore.importers.notes import Notes
 from tracestore.importers.sources import Source
+from tracestore.importers.usage import counted
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call, Usage
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.context_edit import ContextEdit
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.tool_call import ToolCall
 
 _GREETING = "Got it. Thanks for the context!"
@@ -262,13 +262,12 @@ class _Chat:
             ended_at=updated if is_sub else None,
             meta=left("gemini_cli", tail),
         )
-        yield made(
-            Gap,
-            id=f"{self.id}/system_prompt_not_recorded",
+        yield gap(
+            self.id,
+            "system_prompt_not_recorded",
+            "a chat has neither system prompt nor tools",
             episode_id=self.episode_id,
             agent_id=self.id,
-            cause="system_prompt_not_recorded",
-            detail="a chat has neither system prompt nor tools",
         )
 
     # --- History ---------------------------------------------------------------------------------
@@ -458,14 +457,12 @@ def _usage(tokens: dict[str, Any]) -> Usage | None:
     fresh = {name: tokens.get(name) for name in ("cached", "thoughts")}
     sent, sampled = count(tokens, "input"), count(tokens, "output")
     cached, thoughts = (count(tokens, name) if fresh[name] else None for name in ("cached", "thoughts"))
-    known: dict[str, Any] = {
-        "prompt_tokens": sent,
-        "cached_tokens": cached,
-        "completion_tokens": None if sampled is None else sampled + (thoughts or 0),
-        "reasoning_tokens": thoughts,
-    }
-    told = {name: one for name, one in known.items() if one is not None}
-    return Usage(**told) if told else None
+    return counted(
+        prompt_tokens=sent,
+        cached_tokens=cached,
+        completion_tokens=None if sampled is None else sampled + (thoughts or 0),
+        reasoning_tokens=thoughts,
+    )
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------

@@ -26,13 +26,12 @@ from tracestore.importers import usage
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded
-from tracestore.importers.items import Item, content_id, left, made, raw
+from tracestore.importers.items import Item, content_id, gap_of_main, left, made, raw
 from tracestore.importers.notes import Notes
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call, Usage
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.tool_call import ToolCall
 
 _ANSWERS = frozenset({"generateContent", "generateContentStream"})
@@ -72,14 +71,7 @@ def read(sources: Sources, *, notes: Notes) -> Iterator[Item]:
 def _episode(episode_id: str) -> Iterator[Item]:
     yield made(Episode, id=episode_id)
     yield made(Agent, id=f"{episode_id}/main", episode_id=episode_id, role="main", depth=0)
-    yield made(
-        Gap,
-        id=f"{episode_id}/missing_prompt",
-        episode_id=episode_id,
-        agent_id=f"{episode_id}/main",
-        cause="missing_prompt",
-        detail="answers are recorded without their requests",
-    )
+    yield gap_of_main(episode_id, "missing_prompt", "answers are recorded without their requests")
 
 
 def _call(record: Record, episode_id: str, call_id: str, ordinal: int, notes: Notes) -> Iterator[Item]:

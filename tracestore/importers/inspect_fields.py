@@ -11,6 +11,7 @@ from tracestore.importers.guard import number
 from tracestore.importers.inspect_scopes import text_of
 from tracestore.importers.items import count, raw, safe_id, taken
 from tracestore.importers.notes import Notes
+from tracestore.importers.usage import counted
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Usage
 from tracestore.wire.completion import CompletionBody
@@ -125,8 +126,7 @@ def usage_of(output: dict[str, Any], notes: Notes) -> Usage | None:
     }
     if usage:
         output["usage"] = usage
-    known = {name: one for name, one in given.items() if one is not None}
-    return Usage(**known) if known else None
+    return counted(**given)
 
 
 def numbers(name: str, value: Any) -> Iterator[tuple[str, float | None]]:

@@ -15,6 +15,7 @@ from tracestore.ids import id_problem
 from tracestore.wire.base import Raw
 from tracestore.wire.encode import encode
 from tracestore.wire.events import AnyEvent
+from tracestore.wire.gap import Gap
 
 
 class Item(NamedTuple):
@@ -28,6 +29,32 @@ def made(model: Callable[..., AnyEvent], /, **fields: Any) -> Item:
     """An event of the fields that are known: None is unknown, and what is unknown is not posted."""
     event = model(**{name: value for name, value in fields.items() if value is not None})
     return Item(event, encode(event, arrays="base64"))
+
+
+def gap(
+    owner: str,
+    cause: str,
+    detail: str | None = None,
+    *,
+    episode_id: str,
+    agent_id: str | None = None,
+    call_id: str | None = None,
+) -> Item:
+    """Something that is known to be missing, once for each `owner`: an id of what lacks it."""
+    return made(
+        Gap,
+        id=safe_id(f"{owner}/{cause}"),
+        episode_id=episode_id,
+        agent_id=agent_id,
+        call_id=call_id,
+        cause=cause,
+        detail=detail,
+    )
+
+
+def gap_of_main(episode_id: str, cause: str, detail: str) -> Item:
+    """A gap of an episode's one agent, where that is named `EPISODE/main`."""
+    return gap(episode_id, cause, detail, episode_id=episode_id, agent_id=f"{episode_id}/main")
 
 
 class Names:

@@ -28,6 +28,7 @@ from tracestore.importers.items import Item, nanoseconds, taken
 from tracestore.importers.notes import Notes
 from tracestore.importers.otel_attributes import whole_number
 from tracestore.importers.spans import Kind, Score, Span, size
+from tracestore.importers.usage import counted
 from tracestore.wire.call import Usage
 
 _TYPES = frozenset(
@@ -266,8 +267,7 @@ def _usage(value: dict[str, Any], notes: Notes) -> Usage | None:
     cost = costs.get("total") if isinstance(costs, dict) else value.get("calculatedTotalCost")
     if isinstance(cost, (int, float)) and not isinstance(cost, bool):
         found["cost_usd"] = float(cost)
-    known = {name: one for name, one in found.items() if one is not None}
-    return Usage(**known) if known else None
+    return counted(**found)
 
 
 def _scores(value: dict[str, Any], owner: str) -> list[tuple[str | None, Score]]:

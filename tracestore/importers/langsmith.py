@@ -32,6 +32,7 @@ from tracestore.importers.items import Item, content_id, nanoseconds, taken
 from tracestore.importers.notes import Notes
 from tracestore.importers.otel_attributes import whole_number
 from tracestore.importers.spans import Kind, Span, size
+from tracestore.importers.usage import counted
 from tracestore.wire.call import Usage
 
 _ORDER = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)(\d{6})Z[^.]*$")
@@ -209,14 +210,14 @@ def _usage(run: dict[str, Any], outputs: Any) -> Usage | None:
         "cache_write_tokens": _detail(nested, "cache_creation"),
         "reasoning_tokens": _detail(nested, "reasoning", "reasoning_tokens"),
     }
-    found: dict[str, Any] = {name: one for name, one in details.items() if one is not None}
+    found: dict[str, Any] = dict(details)
     cost = run.get("total_cost")
     try:
         if cost is not None and not isinstance(cost, bool):
             found["cost_usd"] = float(cost)
     except (TypeError, ValueError):
         pass  # stays in meta, as it stands
-    return Usage(**found) if found else None
+    return counted(**found)
 
 
 def _usages(value: Any, depth: int) -> Iterator[dict[str, Any]]:

@@ -22,9 +22,9 @@ from typing import Any
 from tracestore.importers.documents import records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded
-from tracestore.importers.items import Item, Names, made, raw, taken
+from tracestore.importers.items import Item, Names, gap_of_main, made, raw, taken
 from tracestore.importers.notes import Notes
-from tracestore.importers.reflexion import TREE_MARK, gap, is_run, shell
+from tracestore.importers.reflexion import TREE_MARK, is_run, shell
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call
 from tracestore.wire.candidate_set import CandidateSelection, CandidateSet, Member
@@ -68,7 +68,7 @@ def _task(rest: dict[str, Any], episode_id: str, notes: Notes) -> Iterator[Item]
     yield from shell(rest, episode_id, "lats", rest.pop("prompt"), taken(rest, "is_solved", bool))
     yield made(Agent, id=f"{episode_id}/main", episode_id=episode_id, role="main", depth=0)
     detail = "the nodes of the search are not in the log" if written else "no attempt is in the log"
-    yield gap(episode_id, "unrecorded_candidates" if written else "no_calls", detail)
+    yield gap_of_main(episode_id, "unrecorded_candidates" if written else "no_calls", detail)
     for place, text in enumerate(written):
         yield _call(f"{episode_id}/attempt/{place}", episode_id, "act", text)
     for place, text in enumerate(thoughts):

@@ -29,14 +29,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracestore.importers.conversations import answers
+from tracestore.importers import streams
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded, known, number
 from tracestore.importers.items import Item, content_id, count, left, made, raw, safe_id, taken
 from tracestore.importers.notes import Notes
+from tracestore.importers.usage import counted
 from tracestore.wire.agent import Agent
-from tracestore.wire.call import Call, Usage
+from tracestore.wire.call import Call
 from tracestore.wire.candidate_set import CandidateSelection, CandidateSet, Member
 from tracestore.wire.episode import Episode
 from tracestore.wire.gap import Gap
@@ -202,7 +203,7 @@ class _Search:
             "cached_tokens": count(usage, "cached_tokens"),
             "cost_usd": number(usage.pop("completion_cost", None)),
         }
-        bodies = answers(response)
+        bodies = tuple(map(streams.completion, streams.choices_of(response)))
         return self.made(
             Call,
             suffix,
@@ -214,7 +215,7 @@ class _Search:
             request=raw({"messages": completion.pop("input", None) or []}),
             parent_call_id=above,
             completions=bodies or None,
-            usage=known(Usage, **counts) if any(one is not None for one in counts.values()) else None,
+            usage=counted(**counts),
             meta=left("moatless", *_parts(rest, completion, response, usage)),
         )
 

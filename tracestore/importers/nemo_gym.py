@@ -31,13 +31,12 @@ from typing import Any
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded, known, logprobs, number, token_ids
-from tracestore.importers.items import Item, Names, content_id, count, left, made, raw, safe_id, taken
+from tracestore.importers.items import Item, Names, content_id, count, gap, left, made, raw, safe_id, taken
 from tracestore.importers.notes import Notes
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call, Usage
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.group import Group
 from tracestore.wire.reward import Reward, RewardTarget
 from tracestore.wire.tool_call import ToolCall
@@ -175,7 +174,7 @@ def _usage(value: dict[str, Any]) -> Usage | None:
         "completion_tokens": count(value, "output_tokens"),
         "reasoning_tokens": count(as_dict(value.get("output_tokens_details")), "reasoning_tokens"),
     }
-    return Usage(**{name: one for name, one in given.items() if one is not None})
+    return known(Usage, **given)
 
 
 def _rewards(line: dict[str, Any], episode_id: str) -> Iterator[Item]:
@@ -354,14 +353,13 @@ class _Conversation:
             )
 
     def _gap(self, cause: str, detail: str, *, call: int | None = None) -> Item:
-        return made(
-            Gap,
-            id=f"{self.episode_id}/{cause}",
+        return gap(
+            self.episode_id,
+            cause,
+            detail,
             episode_id=self.episode_id,
             agent_id=self.agent_id,
             call_id=None if call is None else f"{self.episode_id}/{call}",
-            cause=cause,
-            detail=detail,
         )
 
 

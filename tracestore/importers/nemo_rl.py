@@ -31,13 +31,12 @@ import numpy as np
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded, known, logprobs, number, token_ids
-from tracestore.importers.items import Item, Names, left, made, raw, taken
+from tracestore.importers.items import Item, Names, gap_of_main, left, made, raw, taken
 from tracestore.importers.notes import Notes
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.reward import Reward, RewardTarget
 
 _CASE = (
@@ -145,17 +144,6 @@ def _main(episode_id: str) -> Item:
     return made(Agent, id=f"{episode_id}/main", episode_id=episode_id, role="main", depth=0)
 
 
-def _gap(episode_id: str, cause: str, detail: str) -> Item:
-    return made(
-        Gap,
-        id=f"{episode_id}/{cause}",
-        episode_id=episode_id,
-        agent_id=f"{episode_id}/main",
-        cause=cause,
-        detail=detail,
-    )
-
-
 @dataclass
 class _Log:
     episode_id: str
@@ -180,9 +168,9 @@ class _Log:
             seen = seen + ids if seen is not None and ids else None
         self.after = read
         if without:
-            yield _gap(self.episode_id, "no_token_ids", f"{without} of {calls} calls")
+            yield gap_of_main(self.episode_id, "no_token_ids", f"{without} of {calls} calls")
         if self.messages and not any(message.get("content") for message in self.messages):
-            yield _gap(self.episode_id, "missing_prompt", "the messages are recorded as ids only")
+            yield gap_of_main(self.episode_id, "missing_prompt", "the messages are recorded as ids only")
 
     def _call(
         self, ordinal: int, read: list[Any], message: dict[str, Any], seen: list[Any] | None, ids: list[Any]
@@ -223,7 +211,7 @@ def _row(rest: dict[str, Any], episode_id: str, notes: Notes) -> Iterator[Item]:
         if ids[end:]:
             rest["tokens_after_the_last_call"] = ids[end:]
     else:
-        items.append(_gap(episode_id, "no_calls", "a training row without token ids"))
+        items.append(gap_of_main(episode_id, "no_calls", "a training row without token ids"))
     yield made(Episode, id=episode_id, meta=left("nemo_rl", rest))
     yield from items
 
@@ -270,7 +258,7 @@ def _case(rest: dict[str, Any], episode_id: str, at: str, notes: Notes) -> Itera
             ordinal=ordinal,
             prompt_token_ids=token_ids(ids),
         )
-    yield _gap(episode_id, "missing_completion", "the ids do not show where the sampled part begins")
+    yield gap_of_main(episode_id, "missing_completion", "the ids do not show where the sampled part begins")
 
 
 FORMAT = Format("nemo-rl", "NeMo-RL message logs, training rows and re-tokenization cases", _recognises, read)

@@ -30,8 +30,8 @@ from typing import Any
 
 from tracestore.importers.documents import records
 from tracestore.importers.format import Format, Head, Sources
-from tracestore.importers.guard import as_dict, guarded, number, text_or_none
-from tracestore.importers.items import Item, count, left, made, nanoseconds, raw, safe_id, taken
+from tracestore.importers.guard import as_dict, guarded, known, number, text_or_none
+from tracestore.importers.items import Item, count, gap, left, made, nanoseconds, raw, safe_id, taken
 from tracestore.importers.notes import Notes
 from tracestore.importers.spool import Spool
 from tracestore.wire.agent import Agent
@@ -39,7 +39,6 @@ from tracestore.wire.call import Attempt, Call, CallError, Usage
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.context_edit import ContextEdit
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.tool_call import ToolCall
 
 _PLACES = frozenset({"id", "sessionID", "messageID", "time"})
@@ -287,13 +286,12 @@ class _Session:
             ended_at=last if is_sub else None,
             meta=left("opencode", tail),
         )
-        yield made(
-            Gap,
-            id=f"{self.id}/system_prompt_not_recorded",
+        yield gap(
+            self.id,
+            "system_prompt_not_recorded",
+            "a session has neither system prompt nor tools",
             episode_id=self.episode_id,
             agent_id=self.id,
-            cause="system_prompt_not_recorded",
-            detail="a session has neither system prompt nor tools",
         )
 
     # --- Messages --------------------------------------------------------------------------------
@@ -584,7 +582,7 @@ def _usage(told: dict[str, Any], notes: Notes) -> Usage | None:
         )
     cost = number(told.pop("cost", None))
     told["tokens"] = {**rest, "cache": cache} if cache else {k: v for k, v in rest.items() if k != "cache"}
-    known: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "prompt_tokens": None if fresh is None else fresh + (read or 0) + (written or 0),
         "cached_tokens": read,
         "cache_write_tokens": written,
@@ -592,7 +590,7 @@ def _usage(told: dict[str, Any], notes: Notes) -> Usage | None:
         "reasoning_tokens": reasoning,
         "cost_usd": cost,
     }
-    return Usage(**{name: one for name, one in known.items() if one is not None})
+    return known(Usage, **counts)
 
 
 def _error(info: dict[str, Any]) -> tuple[CallError | None, str | None]:

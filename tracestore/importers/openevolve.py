@@ -21,13 +21,12 @@ from typing import Any
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded, number
-from tracestore.importers.items import Item, left, made, nanoseconds, raw, safe_id, taken
+from tracestore.importers.items import Item, gap, left, made, nanoseconds, raw, safe_id, taken
 from tracestore.importers.notes import Notes
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.reward import Reward, RewardTarget
 
 _SCORE = "combined_score"
@@ -119,13 +118,12 @@ def _program(rest: dict[str, Any], episode_id: str) -> Iterator[Item]:
     for template, prompt in prompts.items():
         yield _call(template, as_dict(prompt) or {"prompt": prompt}, episode_id, agent_id)
     if not prompts:
-        yield made(
-            Gap,
-            id=f"{episode_id}/no_calls",
+        yield gap(
+            episode_id,
+            "no_calls",
+            "the program was given, or saved without its prompt",
             episode_id=episode_id,
             agent_id=agent_id,
-            cause="no_calls",
-            detail="the program was given, or saved without its prompt",
         )
 
 

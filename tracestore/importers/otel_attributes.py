@@ -25,6 +25,7 @@ from tracestore.importers.carried import KEY
 from tracestore.importers.chat_shapes import Answer, Exchange, Spoken, as_text, exchange, parsed
 from tracestore.importers.items import nanoseconds, taken
 from tracestore.importers.spans import Kind, Score, Span, size
+from tracestore.importers.usage import counted
 from tracestore.wire.call import Usage
 
 _OPERATIONS: dict[str, Kind] = {
@@ -541,7 +542,7 @@ def usage_of(attributes: dict[str, Any]) -> Usage | None:
             del attributes[name]
             found["cost_usd"] = float(cost)
             break
-    return Usage(**found) if found else None
+    return counted(**found)
 
 
 def whole_number(value: Any) -> int | None:

@@ -35,8 +35,19 @@ from typing import Any
 
 from tracestore.importers.documents import records
 from tracestore.importers.format import Format, Head, Sources
-from tracestore.importers.guard import as_dict, as_list, guarded, number
-from tracestore.importers.items import Item, content_id, count, left, made, nanoseconds, raw, safe_id, taken
+from tracestore.importers.guard import as_dict, as_list, guarded, known, number
+from tracestore.importers.items import (
+    Item,
+    content_id,
+    count,
+    gap,
+    left,
+    made,
+    nanoseconds,
+    raw,
+    safe_id,
+    taken,
+)
 from tracestore.importers.notes import Notes
 from tracestore.importers.sources import Source
 from tracestore.wire.agent import Agent
@@ -44,7 +55,6 @@ from tracestore.wire.call import Call, CallError, Usage
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.context_edit import ContextEdit
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.tool_call import ToolCall
 
 _STATUS = {"stop": "ok", "length": "ok", "toolUse": "ok", "aborted": "aborted", "error": "failed"}
@@ -522,14 +532,8 @@ class _Session:
         )
 
     def _gap(self, cause: str, detail: str, *, use: str | None = None, call: str | None = None) -> Item:
-        return made(
-            Gap,
-            id=f"{use or self.id}/{cause}",
-            episode_id=self.id,
-            agent_id=f"{self.id}/main",
-            call_id=call,
-            cause=cause,
-            detail=detail,
+        return gap(
+            use or self.id, cause, detail, episode_id=self.id, agent_id=f"{self.id}/main", call_id=call
         )
 
 
@@ -553,7 +557,7 @@ def _usage(rest: dict[str, Any], *, is_counted: bool) -> Usage | None:
     names = ("input", "output", "cacheRead", "cacheWrite")
     fresh, output, cached, written = (count(usage, name) for name in names)
     total = number(cost.pop("total", None))
-    known: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "prompt_tokens": None if fresh is None else fresh + (cached or 0) + (written or 0),
         "cached_tokens": cached,
         "cache_write_tokens": written,
@@ -561,7 +565,7 @@ def _usage(rest: dict[str, Any], *, is_counted: bool) -> Usage | None:
         "cost_usd": total,
     }
     rest["usage"] = {**usage, "cost": cost} if cost else usage
-    return Usage(**{name: one for name, one in known.items() if one is not None})
+    return known(Usage, **counts)
 
 
 FORMAT = Format("pi", "pi coding-agent sessions", _recognises, read)

@@ -23,13 +23,12 @@ from typing import Any
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded
-from tracestore.importers.items import Item, Names, left, made, raw, safe_id, taken
+from tracestore.importers.items import Item, Names, gap_of_main, left, made, raw, safe_id, taken
 from tracestore.importers.notes import Notes
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.reward import Reward, RewardTarget
 from tracestore.wire.tool_call import ToolCall
 
@@ -94,11 +93,13 @@ def run(rest: dict[str, Any], episode_id: str, form: str, notes: Notes) -> Itera
         items += [_tests(episode_id, 2 * place, text) for place, text in enumerate(feedback)]
     if not alternate:
         items.append(
-            gap(episode_id, "unknown_order", f"{len(written)} attempts, {len(thoughts)} reflections")
+            gap_of_main(episode_id, "unknown_order", f"{len(written)} attempts, {len(thoughts)} reflections")
         )
     yield from shell(rest, episode_id, form, rest.pop("prompt"), taken(rest, "is_solved", bool))
     yield made(Agent, id=agent_id, episode_id=episode_id, role="main", depth=0)
-    yield gap(episode_id, "missing_prompt", "what the model was asked is not recorded, nor its whole answers")
+    yield gap_of_main(
+        episode_id, "missing_prompt", "what the model was asked is not recorded, nor its whole answers"
+    )
     yield from items
 
 
@@ -153,23 +154,11 @@ def _tests(episode_id: str, place: int, feedback: Any) -> Item:
     )
 
 
-def gap(episode_id: str, cause: str, detail: str) -> Item:
-    """Something that is missing from an episode of one agent."""
-    return made(
-        Gap,
-        id=f"{episode_id}/{cause}",
-        episode_id=episode_id,
-        agent_id=f"{episode_id}/main",
-        cause=cause,
-        detail=detail,
-    )
-
-
 def _trial(rest: dict[str, Any], episode_id: str) -> Iterator[Item]:
     memory = taken(rest, "memory", list) or []
     yield from shell(rest, episode_id, "reflexion", None, taken(rest, "is_success", bool))
     yield made(Agent, id=f"{episode_id}/main", episode_id=episode_id, role="main", depth=0)
-    yield gap(episode_id, "no_calls", "the actions of a trial are not in its results")
+    yield gap_of_main(episode_id, "no_calls", "the actions of a trial are not in its results")
     for place, text in enumerate(memory):
         yield _call(episode_id, place, "reflect", text, ordered=True)
 

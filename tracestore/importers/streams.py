@@ -26,9 +26,10 @@ from typing import Any, NamedTuple
 from tracestore.importers import exact, guard, usage
 from tracestore.importers.documents import embedded
 from tracestore.importers.guard import as_dict, as_list
-from tracestore.importers.items import taken
-from tracestore.wire.arrays import MAX_TOKEN_ID, Logprobs
+from tracestore.importers.items import raw, taken
+from tracestore.wire.arrays import MAX_TOKEN_ID, Logprobs, TokenIds
 from tracestore.wire.call import Dialect, Usage
+from tracestore.wire.completion import CompletionBody
 
 _TOKEN_ID = re.compile(r"token_id:([0-9]{1,10})")
 """How vLLM writes the text of a token with `return_tokens_as_token_ids`."""
@@ -173,8 +174,25 @@ def assembled(events: Sequence[dict[str, Any]], *, is_done: bool = False) -> Ans
 def _chat(body: dict[str, Any]) -> Answer:
     answer = Answer("openai_chat")
     _envelope(answer, body)
-    rests = []
-    for given in body.pop("choices"):
+    answer.choices = choices_of(body)
+    if answer.prompt_token_ids is None:
+        answer.prompt_token_ids = _ids_of_choices(body)
+    if "error" in body and body["error"] is not None:
+        answer.error = body.pop("error")
+    answer.usage, body_usage = usage.of(body.pop("usage", None))
+    if body_usage:
+        body["usage"] = body_usage
+    answer.rest = body or None
+    return _as_text(answer)
+
+
+def choices_of(body: dict[str, Any]) -> list[Choice]:
+    """The choices of a chat or text completion, with ids and logprobs where a server added them.
+
+    What they hold is taken out of the body; what else a choice says stays there.
+    """
+    choices, rests = [], []
+    for given in taken(body, "choices", list) or []:
         if not isinstance(given, dict):
             rests.append(given)
             continue
@@ -185,21 +203,38 @@ def _chat(body: dict[str, Any]) -> Answer:
         choice = Choice(message, taken(one, "finish_reason", str), top_logprobs=one.pop("logprobs", None))
         if _are_ids(one.get("token_ids")):
             choice.token_ids = one.pop("token_ids")
-        if answer.prompt_token_ids is None and _are_ids(one.get("prompt_token_ids")):
-            answer.prompt_token_ids = one.pop("prompt_token_ids")
-        answer.choices.append(_with_logprobs(choice))
-        if one.get("index") == len(answer.choices) - 1:
+        choices.append(_with_logprobs(choice))
+        if one.get("index") == len(choices) - 1:
             one.pop("index")
         rests.append(one)
     if any(rests):
         body["choices"] = rests
-    if "error" in body and body["error"] is not None:
-        answer.error = body.pop("error")
-    answer.usage, body_usage = usage.of(body.pop("usage", None))
-    if body_usage:
-        body["usage"] = body_usage
-    answer.rest = body or None
-    return _as_text(answer)
+    return choices
+
+
+def _ids_of_choices(body: dict[str, Any]) -> list[int] | None:
+    """The prompt's ids, which the completions API gives with each choice: those of the first, taken out."""
+    rests = as_list(body.get("choices"))
+    for one in rests:
+        if isinstance(one, dict) and _are_ids(one.get("prompt_token_ids")):
+            ids: list[int] = one.pop("prompt_token_ids")
+            if not any(rests):
+                del body["choices"]
+            return ids
+    return None
+
+
+def completion(choice: Choice) -> CompletionBody:
+    """A choice as a completion."""
+    return guard.known(
+        CompletionBody,
+        message=None if choice.message is None else raw(choice.message),
+        finish_reason=choice.finish_reason,
+        token_ids=None if choice.token_ids is None else TokenIds.of(choice.token_ids),
+        logprobs=choice.logprobs,
+        top_logprobs=None if choice.top_logprobs is None else raw(choice.top_logprobs),
+        partial=True if choice.partial else None,
+    )
 
 
 def _as_text(answer: Answer) -> Answer:

@@ -34,14 +34,13 @@ from typing import Any
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded, number
-from tracestore.importers.items import Item, Names, left, made, raw, safe_id
+from tracestore.importers.items import Item, Names, gap, left, made, raw, safe_id
 from tracestore.importers.notes import Notes
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call
 from tracestore.wire.candidate_set import CandidateSelection, CandidateSet, Member, MemberScore
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.tool_call import ToolCall
 
 _NAME = "swe-agent"
@@ -208,13 +207,12 @@ class _Attempt:
         turns, tail = self._turns(mine)
         yield from self._calls(self.agent_id, turns)
         if turns and not any("query" in step for step in self.steps):
-            yield made(
-                Gap,
-                id=f"{self.agent_id}/requests_not_recorded",
+            yield gap(
+                self.agent_id,
+                "requests_not_recorded",
+                "steps without query: contexts are the history, which history processors may have cut",
                 episode_id=self.episode_id,
                 agent_id=self.agent_id,
-                cause="requests_not_recorded",
-                detail="steps without query: contexts are the history, which history processors may have cut",
             )
         for other in sorted(others):
             items = [
@@ -377,12 +375,11 @@ def _candidates(name: str, parts: list[dict[str, Any]], info: dict[str, Any]) ->
             selected=(best,),
             scores=tuple(given) or None,
         )
-        yield made(
-            Gap,
-            id=f"{name}/reviewer_not_recorded",
+        yield gap(
+            name,
+            "reviewer_not_recorded",
+            "the calls of the reviewer that chose an attempt are counted, not recorded",
             episode_id=name,
-            cause="reviewer_not_recorded",
-            detail="the calls of the reviewer that chose an attempt are counted, not recorded",
         )
 
 

@@ -26,14 +26,13 @@ from typing import Any
 from tracestore.importers.documents import records
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded, known, number
-from tracestore.importers.items import Item, Names, left, made, raw
+from tracestore.importers.items import Item, Names, gap, left, made, raw
 from tracestore.importers.notes import Notes
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call
 from tracestore.wire.candidate_set import CandidateSelection, CandidateSet, Member
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.reward import Reward, RewardTarget
 
 _STEP = frozenset({"ys", "new_ys", "values", "select_new_ys"})
@@ -143,13 +142,12 @@ class _Puzzle:
             meta=left("tree_of_thoughts", self.rest),
         )
         yield made(Agent, id=self.agent_id, episode_id=self.episode_id, role="main", depth=0)
-        yield made(
-            Gap,
-            id=f"{self.episode_id}/missing_prompt",
+        yield gap(
+            self.episode_id,
+            "missing_prompt",
+            "the calls that sampled and valued thoughts are not recorded",
             episode_id=self.episode_id,
             agent_id=self.agent_id,
-            cause="missing_prompt",
-            detail="the calls that sampled and valued thoughts are not recorded",
         )
         yield from items
 

@@ -29,6 +29,12 @@ _OF_PROMPT = ("prompt_tokens", "input_tokens")
 _OF_COMPLETION = ("completion_tokens", "output_tokens")
 
 
+def counted(**counts: Any) -> Usage | None:
+    """The usage of the counts that are known; None where none is."""
+    given = {name: one for name, one in counts.items() if one is not None}
+    return Usage(**given) if given else None
+
+
 def of(value: Any, *, cost: Any = None) -> Counted:
     """The usage in an OpenAI, LiteLLM or Anthropic `usage`, which stays as it is.
 
@@ -38,10 +44,10 @@ def of(value: Any, *, cost: Any = None) -> Counted:
     given = copy.deepcopy(value) if isinstance(value, dict) else {}
     is_openai = "input_tokens_details" in given or "total_tokens" in given
     fields = _openai(given) if is_openai or given.get("input_tokens") is None else _anthropic(given)
-    known = _known(fields, cost=number(cost))
+    found = counted(**fields, cost_usd=number(cost))
     if not isinstance(value, dict):
-        return known, {} if value is None else {"value": value}
-    return known, {name: one for name, one in given.items() if one not in (None, {})}
+        return found, {} if value is None else {"value": value}
+    return found, {name: one for name, one in given.items() if one not in (None, {})}
 
 
 def of_gemini(value: Any) -> Counted:
@@ -57,14 +63,7 @@ def of_gemini(value: Any) -> Counted:
         "reasoning_tokens": thought,
     }
     _drop_sum(given, "totalTokenCount", fields)
-    return _known(fields), given
-
-
-def _known(fields: dict[str, int | None], *, cost: float | None = None) -> Usage | None:
-    known: dict[str, Any] = {name: one for name, one in fields.items() if one is not None}
-    if cost is not None:
-        known["cost_usd"] = cost
-    return Usage(**known) if known else None
+    return counted(**fields), given
 
 
 def _anthropic(given: dict[str, Any]) -> dict[str, int | None]:

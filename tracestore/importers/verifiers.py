@@ -43,6 +43,7 @@ from tracestore.importers.items import (
     Names,
     content_id,
     count,
+    gap_of_main,
     left,
     made,
     nanoseconds,
@@ -51,12 +52,12 @@ from tracestore.importers.items import (
     taken,
 )
 from tracestore.importers.notes import Notes
+from tracestore.importers.usage import counted
 from tracestore.importers.verifiers_graph import Graph
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call, Usage
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
 from tracestore.wire.group import Group
 from tracestore.wire.reward import Reward, RewardTarget
 
@@ -148,7 +149,7 @@ def _result(rest: dict[str, Any], episode_id: str, groups: dict[str, None], note
             if unread:
                 rest["messages_after_the_last_answer"] = unread
         if not items:
-            items = [_gap(episode_id, "no_calls", "the completion has no answer of the model")]
+            items = [gap_of_main(episode_id, "no_calls", "the completion has no answer of the model")]
     error = as_dict(rest.get("error")).get("error_chain_str")
     yield made(
         Episode,
@@ -414,19 +415,7 @@ def _judges(rest: dict[str, Any], trace_id: str, episode_id: str) -> Iterator[It
 
 
 def _usage(usage: dict[str, Any]) -> Usage | None:
-    given = {name: count(usage, name) for name in ("prompt_tokens", "completion_tokens")}
-    return known(Usage, **given) if any(value is not None for value in given.values()) else None
-
-
-def _gap(episode_id: str, cause: str, detail: str) -> Item:
-    return made(
-        Gap,
-        id=f"{episode_id}/{cause}",
-        episode_id=episode_id,
-        agent_id=f"{episode_id}/main",
-        cause=cause,
-        detail=detail,
-    )
+    return counted(**{name: count(usage, name) for name in ("prompt_tokens", "completion_tokens")})
 
 
 FORMAT = Format("verifiers", "verifiers results and v1 traces", _recognises, read)

@@ -9,14 +9,14 @@ from typing import Any
 
 from tracestore.importers.conversations import Results, tool_calls
 from tracestore.importers.guard import as_dict, as_list, known, logprobs, token_ids
-from tracestore.importers.items import Item, count, left, made, nanoseconds, raw, safe_id, taken
+from tracestore.importers.items import Item, count, gap, left, made, nanoseconds, raw, safe_id, taken
 from tracestore.importers.notes import Notes
+from tracestore.importers.usage import counted
 from tracestore.wire.agent import Agent
 from tracestore.wire.arrays import TokenIds
-from tracestore.wire.call import Call, CallError, Policy, Usage
+from tracestore.wire.call import Call, CallError, Policy
 from tracestore.wire.completion import CompletionBody
 from tracestore.wire.context_edit import ContextEdit
-from tracestore.wire.gap import Gap
 
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 _CONTINUES = ("compaction", "continuation", "compaction_attempt", "agent_message")
@@ -284,7 +284,7 @@ class Graph:
             "model": model,
             "policy": None if version is None or model is None else Policy(name=model, version=version),
             "endpoint": taken(told, "endpoint", str),
-            "usage": known(Usage, **counts) if any(one is not None for one in counts.values()) else None,
+            "usage": counted(**counts),
             "started_at": times[0],
             "ended_at": times[1],
             "status": "failed" if failed else None,
@@ -333,11 +333,4 @@ class Graph:
         )
 
     def _gap(self, cause: str, detail: str) -> Item:
-        return made(
-            Gap,
-            id=safe_id(f"{self.trace_id}/{cause}"),
-            episode_id=self.episode_id,
-            agent_id=self.agent_id,
-            cause=cause,
-            detail=detail,
-        )
+        return gap(self.trace_id, cause, detail, episode_id=self.episode_id, agent_id=self.agent_id)

@@ -86,6 +86,18 @@ def host(call: Any) -> str:
     return str(urlsplit(call.endpoint).hostname).split(".")[-2]
 
 
+def of_a_stream(imported: Imported) -> dict[str, Any]:
+    """The facts of a file that is one stream."""
+    (call,) = imported.of("call")
+    types = event_types(imported)
+    return {
+        "events": sum(types.values()),
+        "event_types": types,
+        "unparsed_lines": imported.notes.rows["stream event/unread"],
+        "last_usage": stated_usage(call),
+    }
+
+
 def num_received(calls: list[Any], text: str) -> int:
     """How often a piece of JSON stands in what came back: answers, and what is left of responses."""
     spans = [

@@ -3,19 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.importers.facts import _exchanges as x
-from tests.importers.reading import Imported
 
-
-def facts(imported: Imported) -> dict[str, Any]:
-    (call,) = imported.of("call")
-    types = x.event_types(imported)
-    return {
-        "events": sum(types.values()),
-        "event_types": types,
-        "unparsed_lines": imported.notes.rows["stream event/unread"],
-        "last_usage": x.stated_usage(call),
-    }
-
+facts = x.of_a_stream
 
 NOT_OURS: dict[str, str] = {}
 _BOTH = "the last event counts the output alone; the input was counted by the first, and both are the call's"
