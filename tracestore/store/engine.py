@@ -78,7 +78,8 @@ def connect(url: str, *, create: bool = True) -> Engine:
     if engine.dialect.name == "sqlite":
         if not create and not Path(parsed.database or "").exists():
             raise NoStore(
-                file=parsed.database, hint="name another one with --db, or make it by posting events"
+                file=parsed.database,
+                hint="name another one with --db, or make it with `tracestore import` or by posting events",
             )
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
