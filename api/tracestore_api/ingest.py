@@ -19,9 +19,9 @@ from tracestore.store.ingest import Outcome
 from tracestore.store.store import Store
 from tracestore.wire.decode import Decoded, Limits, decode_body
 from tracestore.wire.strict import dumps
+from tracestore_api.access import admitted
 from tracestore_api.body import Admission, Ticket, coding_of, decompress, read_body
 from tracestore_api.errors import UnknownParameter, UnsupportedMediaType
-from tracestore_api.parameters import project_of
 from tracestore_api.problems import problem_of
 
 MEDIA_TYPES = ("application/json", "application/x-ndjson")
@@ -47,7 +47,7 @@ class EventsRoute:
             raise UnknownParameter(
                 query=scope["query_string"].decode("latin-1"), hint="this route takes none"
             )
-        project = project_of(headers)
+        project = admitted(scope, needs="write")
         media_type = media_type_of(headers.get("content-type"))
         coding = coding_of(headers.get("content-encoding"))
         with self._admission.ticket() as ticket:

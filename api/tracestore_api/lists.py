@@ -30,7 +30,8 @@ from starlette.responses import Response
 from tracestore.store import tables as t
 from tracestore.store.query import find_project
 from tracestore.store.store import Store
-from tracestore_api.parameters import Page, Place, Project, Time, cursor_of, place_of
+from tracestore_api.access import Project
+from tracestore_api.parameters import Page, Place, Time, cursor_of, place_of
 from tracestore_api.reads import Stored
 from tracestore_api.response import StrictJSON
 

@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any
 from urllib.parse import unquote
 
-from fastapi import Depends, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.datastructures import Headers
@@ -49,14 +48,6 @@ def project_of(headers: Headers) -> str:
     if problem:
         raise InvalidProject(project=project, hint=problem)
     return project
-
-
-def _project(request: Request) -> str:
-    return project_of(request.headers)
-
-
-Project = Annotated[str, Depends(_project)]
-"""The project of a read."""
 
 
 class _IdConvertor(Convertor[str]):

@@ -17,8 +17,9 @@ from tracestore.store import tables as t
 from tracestore.store.query import find_project
 from tracestore.store.store import NotFound, Store
 from tracestore.wire.base import WIRE_VERSIONS
+from tracestore_api.access import Project
 from tracestore_api.body import ENCODINGS
-from tracestore_api.parameters import MAX_PAGE, PROJECT_HEADER, Parameters, Project
+from tracestore_api.parameters import MAX_PAGE, PROJECT_HEADER, Parameters
 from tracestore_api.response import StrictJSON
 
 router = APIRouter()
