@@ -301,7 +301,11 @@ def text_of_value(value: Any) -> str:
     """`text_of` for a message that is `parsed` already."""
     said: list[str] = []
     _say(value, said)
-    text = "\n".join(said)
+    return storable("\n".join(said))
+
+
+def storable(text: str) -> str:
+    """The text with U+FFFD instead of what no column takes."""
     return text if text.isascii() and "\x00" not in text else _UNSTORABLE.sub("\ufffd", text)
 
 
@@ -311,17 +315,8 @@ def preview(message: bytes) -> str:
 
 
 _TEXT_KEYS = (
-    *(
-        "thinking",
-        "reasoning",
-        "reasoning_content",
-        "summary",
-        "content",
-        "parts",
-        "text",
-        "refusal",
-        "output",
-    ),
+    *("thinking", "reasoning", "reasoning_content", "summary"),
+    *("content", "parts", "text", "refusal", "output"),
 )
 
 

@@ -8,16 +8,19 @@ through all of them for it. So references to rows that come later are filled in 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Dialect, Table, bindparam
+from sqlalchemy import Boolean, Connection, Dialect, LargeBinary, Table, bindparam
+from sqlalchemy.types import TypeEngine
 
 from tracestore.store import tables as t
+from tracestore.store.types import ExactText, escape
 
-Key = tuple[Any, ...]
-"""Primary key without project_id."""
+Key = Any
+"""Primary key without project_id: the one value of it, or a tuple."""
 
 
 class Buffer:
@@ -29,15 +32,15 @@ class Buffer:
 
     def insert(self, table: Table, row: dict[str, Any]) -> None:
         """A new row; columns left out are NULL."""
-        self._inserts[table][tuple(row[name] for name in _key_columns(table))] = row
+        self._inserts[table][_key_of(table)(row)] = row
 
     def update(self, table: Table, key: int, values: Mapping[str, Any]) -> None:
         """New values of a row known by its `key`, written or not."""
-        fresh = self._inserts[table].get((key,))
+        fresh = self._inserts[table].get(key)
         if fresh is not None:
             fresh.update(values)
         else:
-            self._updates[table].setdefault((key,), {}).update(values)
+            self._updates[table].setdefault(key, {}).update(values)
 
     def replace(
         self, table: Table, key: Key, row: dict[str, Any] | None, *, owner: tuple[Table, int]
@@ -56,11 +59,11 @@ class Buffer:
 
     def fresh(self, table: Table, key: int) -> dict[str, Any] | None:
         """A row that is not written yet."""
-        return self._inserts[table].get((key,))
+        return self._inserts[table].get(key)
 
     def pending(self, table: Table, key: int) -> Mapping[str, Any] | None:
         """What is gathered of a row: all of it, its changes, or nothing."""
-        return self._inserts[table].get((key,)) or self._updates[table].get((key,))
+        return self._inserts[table].get(key) or self._updates[table].get(key)
 
     def flush(self, connection: Connection) -> None:
         """Write everything gathered."""
@@ -86,43 +89,45 @@ class Buffer:
             written: set[Key] = set()
             for key, row in rows.items():
                 value = row.get(column)
-                if value is not None and (value,) in waiting and (value,) not in written:
+                if value is not None and value in waiting and value not in written:
                     self._updates[table].setdefault(key, {})[column] = value
                     row[column] = None
                 if target is table:
                     written.add(key)
 
     def _flush_inserts(self, connection: Connection, table: Table, rows: Collection[dict[str, Any]]) -> None:
-        """Write new rows. SQLAlchemy takes longer to make parameters than SQLite takes to write them."""
+        """Write new rows, those with the same columns together.
+
+        Columns without a value are not named: Python's SQLite driver takes longer to bind a NULL than SQLite
+        takes to store an integer. For the same reason SQLAlchemy does not make the parameters.
+        """
+        alike: dict[tuple[str, ...], list[tuple[Any, ...]]] = defaultdict(list)
         for row in rows:
-            row["project_id"] = self._project_id
-        insert = _insert_of(table, connection.dialect)
-        named = set().union(*rows)
-        unknown = (None,) * len(rows)
-        columns: list[Sequence[Any]] = []
-        for name, process in insert.columns:
-            values = [row.get(name) for row in rows] if name in named else unknown
-            if process is not None and values is not unknown:
-                values = [None if value is None else process(value) for value in values]
-            columns.append(values)
-        parameters: list[Any] = list(zip(*columns, strict=True))
-        if not insert.is_positional:
-            names = [name for name, _ in insert.columns]
-            parameters = [dict(zip(names, values, strict=True)) for values in parameters]
-        connection.exec_driver_sql(insert.sql, parameters)
+            if None in row.values():
+                row = {name: value for name, value in row.items() if value is not None}
+            alike[tuple(row)].append((*row.values(), self._project_id))
+        for names, parameters in alike.items():
+            insert = _insert_of(table, names, connection.dialect)
+            if insert.processes:
+                columns: list[Iterable[Any]] = list(zip(*parameters, strict=True))
+                for place, process in insert.processes:
+                    columns[place] = map(process, columns[place])
+                parameters = list(zip(*columns, strict=True))
+            connection.exec_driver_sql(insert.sql, parameters)
 
     def _flush_deletes(self, connection: Connection, table: Table, keys: list[Key]) -> None:
         names = _key_columns(table)
         this = (table.c[name] == bindparam(f"this_{name}") for name in names)
         statement = table.delete().where(table.c.project_id == self._project_id, *this)
         places = [f"this_{name}" for name in names]
-        connection.execute(statement, [dict(zip(places, key, strict=True)) for key in keys])
+        whole = keys if len(places) > 1 else [(key,) for key in keys]
+        connection.execute(statement, [dict(zip(places, key, strict=True)) for key in whole])
 
     def _flush_updates(
         self, connection: Connection, table: Table, changes: Mapping[Key, Mapping[str, Any]]
     ) -> None:
         alike: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
-        for (key,), values in changes.items():
+        for key, values in changes.items():
             row = {f"new_{name}": value for name, value in values.items()}
             alike[tuple(values)].append({**row, "this_key": key})
         for names, rows in alike.items():
@@ -161,20 +166,37 @@ def _key_columns(table: Table) -> tuple[str, ...]:
     return tuple(column.name for column in table.primary_key.columns if column.name != "project_id")
 
 
+@cache
+def _key_of(table: Table) -> Callable[[Mapping[str, Any]], Key]:
+    return itemgetter(*_key_columns(table))
+
+
 class _Insert(NamedTuple):
-    """The statement that inserts whole rows."""
+    """The statement that inserts rows of some columns and `project_id`, in this order."""
 
     sql: str
-    columns: tuple[tuple[str, Callable[[Any], Any] | None], ...]
-    """In the order of the parameters: the name, and what makes a value one that the driver takes."""
-    is_positional: bool
+    processes: tuple[tuple[int, Callable[[Any], Any]], ...]
+    """Places of the values that the driver does not take, or not gladly, and what makes them others."""
 
 
-@lru_cache(maxsize=256)
-def _insert_of(table: Table, dialect: Dialect) -> _Insert:
-    compiled = table.insert().compile(dialect=dialect)
-    columns = []
-    for name in compiled.positiontup or compiled.params:
-        process = table.c[name].type.dialect_impl(dialect).bind_processor(dialect)
-        columns.append((name, process))
-    return _Insert(str(compiled), tuple(columns), compiled.positional)
+@lru_cache(maxsize=1024)
+def _insert_of(table: Table, names: tuple[str, ...], dialect: Dialect) -> _Insert:
+    quote = dialect.identifier_preparer.quote
+    mark = "?" if dialect.positional else "%s"
+    columns = ", ".join(map(quote, (*names, "project_id")))
+    sql = f"INSERT INTO {quote(table.name)} ({columns}) VALUES ({', '.join([mark] * (len(names) + 1))})"
+    processes = ((place, _process(table.c[name].type, dialect)) for place, name in enumerate(names))
+    return _Insert(sql, tuple((place, process) for place, process in processes if process is not None))
+
+
+def _process(type_: TypeEngine[Any], dialect: Dialect) -> Callable[[Any], Any] | None:
+    """What makes a value of a column one that the driver takes."""
+    if isinstance(type_, ExactText):
+        return escape
+    if dialect.name == "sqlite":
+        # The driver looks for an adapter of every value that is not exactly an int, float, str or bytearray.
+        if isinstance(type_, LargeBinary):
+            return bytearray
+        if isinstance(type_, Boolean):
+            return int
+    return type_.dialect_impl(dialect).bind_processor(dialect)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from tracestore.graph.match import match_hash
-from tracestore.graph.messages import parsed, role_of_value
+from tracestore.graph.messages import ToolUse, parsed, role_of_value
+from tracestore.graph.ordinary import Ordinary, ordinary
 from tracestore.store import tables as t
 from tracestore.store.buffer import Buffer
-from tracestore.store.chunks import chunks
 from tracestore.store.codec import compress
-from tracestore.store.prepare import Label, Piece
-from tracestore.store.text import describe_json, describe_message
+from tracestore.store.lookup import look_up
+from tracestore.store.requests import Label, Piece
+from tracestore.store.text import Described, describe_json, describe_message, describe_ordinary
+from tracestore.store.types import unescape
 
 _CACHED = 300_000
 
@@ -36,6 +38,7 @@ class Contents:
         # (sha256, role) -> key of the rows that were looked up; None would be wrong once it is inserted.
         self._rows: dict[tuple[bytes, str], int] = {}
         self._looked_up: set[bytes] = set()
+        self._uses: dict[Label, tuple[ToolUse, ...]] = {}
 
     def prefetch(self, connection: Connection, pieces: Iterable[Piece]) -> None:
         """Look up, in a few statements, which of these contents are there."""
@@ -44,17 +47,21 @@ class Contents:
     def trim(self) -> None:
         """Forget everything when it is too much; only between transactions."""
         self._looked_up.clear()
+        self._uses.clear()
         if len(self._interned) > _CACHED:
             self._interned.clear()
             self._rows.clear()
 
     def _look_up(self, connection: Connection, digests: set[bytes]) -> None:
-        c = t.content.c
-        for chunk in chunks(sorted(digests)):
-            query = select(c.sha256, c.role, c.key).where(
-                c.project_id == self._project_id, c.sha256.in_(chunk)
-            )
-            self._rows.update({(row.sha256, row.role): row.key for row in connection.execute(query)})
+        rows = look_up(
+            connection,
+            t.content,
+            ("sha256", "role", "key"),
+            by="sha256",
+            values=sorted(digests),
+            project_id=self._project_id,
+        )
+        self._rows.update({(sha256, unescape(role)): key for sha256, role, key in rows})
         self._looked_up |= digests
 
     def intern(
@@ -68,31 +75,48 @@ class Contents:
             found = self._interned[piece.label] = self._intern(piece, buffer, new_key)
         return found
 
+    def uses_of(self, piece: Piece) -> tuple[ToolUse, ...] | None:
+        """The tool uses of a message that was interned a moment ago; None where they are not known."""
+        return self._uses.get(piece.label)
+
     def _intern(self, piece: Piece, buffer: Buffer, new_key: Callable[[], int]) -> Interned:
-        value = None
         if piece.is_message:
             value = parsed(piece.data)
-            role = role_of_value(value, default=piece.place_role) or "message"
-            match = match_hash(piece.data, role=piece.place_role, value=value)
+            found = ordinary(value)
+            if found is None:
+                role = role_of_value(value, default=piece.place_role) or "message"
+                match = match_hash(piece.data, role=piece.place_role, value=value)
+            else:
+                role, match = found.role, found.match
+                self._uses[piece.label] = found.uses
         else:
             assert piece.place_role is not None
-            role, match = piece.place_role, b""
+            value, found, role, match = None, None, piece.place_role, b""
         key = self._rows.get((piece.digest, role))
         if key is None:
             key = self._rows[piece.digest, role] = new_key()
-            buffer.insert(t.content, self._row(key, piece, role, value))
+            codec, stored = compress(piece.data)
+            tool_name, preview, lossy = _described(piece, role, value, found)
+            buffer.insert(
+                t.content,
+                {
+                    "key": key,
+                    "sha256": piece.digest,
+                    "role": role,
+                    "codec": codec,
+                    "data": stored,
+                    "size": len(piece.data),
+                    "tool_name": tool_name,
+                    "preview": preview,
+                    "text_lossy": lossy,
+                },
+            )
         return Interned(key, match)
 
-    def _row(self, key: int, piece: Piece, role: str, value: Any) -> dict[str, Any]:
-        codec, stored = compress(piece.data)
-        is_cut = role in ("skeleton", "tools")
-        described = describe_json(piece.data) if is_cut else describe_message(piece.data, value)
-        return {
-            "key": key,
-            "sha256": piece.digest,
-            "role": role,
-            "codec": codec,
-            "data": stored,
-            "size": len(piece.data),
-            **described._asdict(),
-        }
+
+def _described(piece: Piece, role: str, value: Any, found: Ordinary | None) -> Described:
+    if found is not None:
+        return describe_ordinary(piece.data, found)
+    if role in ("skeleton", "tools"):
+        return describe_json(piece.data)
+    return describe_message(piece.data, value)

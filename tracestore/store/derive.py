@@ -13,7 +13,7 @@ from tracestore.store import tables as t
 from tracestore.store.chunks import chunks
 from tracestore.store.contents import Interned
 from tracestore.store.load import load_events, read_contents
-from tracestore.store.prepare import prepare_request
+from tracestore.store.requests import take_apart
 from tracestore.store.runs import Run
 from tracestore.store.state import EpisodeState, LightCall, Place
 from tracestore.store.transaction import Transaction
@@ -49,7 +49,7 @@ def derive(tx: Transaction, state: EpisodeState, events: list[AnyEvent]) -> Epis
             message=body.message,
         )
     for call in calls.values():
-        request = None if call.request is None else prepare_request(call.request, call.dialect)
+        request = None if call.request is None else take_apart(call.request, call.dialect)
         messages = () if request is None else request.messages
         again.add_call(tx, LightCall.of(call), key=state.call_keys[call.id], messages=messages)
     again.relink(tx)

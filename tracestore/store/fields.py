@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from operator import attrgetter
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -129,12 +130,6 @@ def _plain_type(annotation: Any) -> Any:
 
 
 @cache
-def references_of(kind: str) -> tuple[FieldColumn, ...]:
-    """The columns of a kind that refer to another entity."""
-    return tuple(field for field in columns_of(kind) if field.how == "ref")
-
-
-@cache
 def contents_of(kind: str) -> tuple[FieldColumn, ...]:
     """The columns of a kind that are opaque JSON."""
     return tuple(field for field in columns_of(kind) if field.how == "content")
@@ -186,6 +181,46 @@ def _value_shape(value: Any) -> str:
             shapes.pop()
         return "[" + ",".join(shapes) + "]"
     return "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which columns the events of one kind and shape fill, read in one go."""
+
+    plain: tuple[str, ...]
+    """Columns whose values `values` gives."""
+    values: Callable[[BaseModel], tuple[Any, ...]]
+    contents: tuple[FieldColumn, ...]
+    references: tuple[tuple[str, str, Callable[[BaseModel], str]], ...]
+    """(column, kind referred to, what gives the id)."""
+
+
+@lru_cache(maxsize=4096)
+def plan_of(kind: str, shape: str) -> Plan:
+    """The plan of events whose `shape_text` this is. A field that is null or left out is no part of it."""
+    named = [field for field in columns_of(kind) if _has_value(_parsed(shape), field.path)]
+    plain = [field for field in named if field.how == "plain"]
+    references = (field for field in named if field.how == "ref")
+    return Plan(
+        tuple(field.column for field in plain),
+        _values_of(tuple(".".join(field.path) for field in plain)),
+        tuple(field for field in named if field.how == "content"),
+        tuple((field.column, field.kind or "", attrgetter(".".join(field.path))) for field in references),
+    )
+
+
+def _has_value(shape: Any, path: tuple[str, ...]) -> bool:
+    for name in path:
+        if not isinstance(shape, Mapping):
+            return False
+        shape = shape.get(name, 0)
+    return bool(shape != 0)
+
+
+def _values_of(paths: tuple[str, ...]) -> Callable[[BaseModel], tuple[Any, ...]]:
+    if len(paths) > 1:
+        return attrgetter(*paths)
+    return lambda event: tuple(attrgetter(path)(event) for path in paths)
 
 
 def item_shape(shapes: list[Shape], index: int) -> Shape:

@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from sqlalchemy import select
-
 from tracestore.graph.merge import FieldConflict, merge, merge_phases
 from tracestore.graph.model import CompletionKey
 from tracestore.store import tables as t
 from tracestore.store.chunks import chunks
-from tracestore.store.fields import PLACEHOLDERS, TABLES, columns_of, references_of, value_at
+from tracestore.store.fields import PLACEHOLDERS, TABLES, columns_of, plan_of, shape_text
 from tracestore.store.load import load_answer, load_entity
+from tracestore.store.lookup import look_up
 from tracestore.store.parts import Parts
 from tracestore.store.prepare import Prepared, content_pieces, prepare
 from tracestore.store.replace import Log, Logged, Scope, forget, read_log
+from tracestore.store.requests import RequestMemory
 from tracestore.store.transaction import Entity, Transaction
 from tracestore.wire.agent import Agent
 from tracestore.wire.base import PhasedEvent
@@ -119,17 +119,21 @@ class _Writer:
 
     def _prefetch_rows(self, batch: Sequence[Prepared]) -> None:
         tx = self._tx
-        tx.prefetch_entities(name for one in batch for name in _names(one.event))
+        tx.prefetch_entities(name for one in batch for name in _names(one))
         tx.memory.contents.prefetch(tx.connection, (piece for one in batch for piece in one.pieces()))
 
     def _prefetch_seen(self, kind: str, ids: list[str]) -> None:
-        raw = t.raw_event.c
-        for chunk in chunks(ids):
-            query = select(raw.id, raw.phase, raw.text_hash, raw.revision, raw.entity_key).where(
-                raw.project_id == self._tx.project_id, raw.kind == kind, raw.id.in_(chunk)
-            )
-            for id_, phase, text_hash, revision, entity_key in self._tx.connection.execute(query):
-                self._seen[kind, id_][phase] = _Seen(text_hash, revision or 0, entity_key)
+        rows = look_up(
+            self._tx.connection,
+            t.raw_event,
+            ("id", "phase", "text_hash", "revision", "entity_key"),
+            by="id",
+            values=ids,
+            project_id=self._tx.project_id,
+            kind=kind,
+        )
+        for id_, phase, text_hash, revision, entity_key in rows:
+            self._seen[kind, id_][phase] = _Seen(text_hash, revision or 0, entity_key)
 
     # --- One event --------------------------------------------------------------------------------
 
@@ -243,9 +247,10 @@ class _Writer:
         state = forget(self._tx, scope, log)
         if state is not None:
             self._tx.memory.states[state.episode_key] = state
+        requests = RequestMemory()
         for entities in chunks(log.entities()):
             merged = [merge_phases([one.event for one in phases]) for phases in entities]
-            batch = [prepare(event, b"") for event in merged]
+            batch = [prepare(event, b"", requests=requests) for event in merged]
             self._prefetch_rows(batch)
             for prepared, phases in zip(batch, entities, strict=True):
                 self._write_entity(prepared, phases)
@@ -389,22 +394,18 @@ class _Writer:
 
     def _columns(self, prepared: Prepared, merged: AnyEvent, news: frozenset[str]) -> dict[str, Any]:
         """Columns of the fields that the event is the first to name."""
-        row: dict[str, Any] = {}
-        pieces = prepared.others
+        shape, pieces = prepared.shape, prepared.others
         if merged is not prepared.event:
-            pieces = content_pieces(merged)
-        for field in columns_of(merged.kind):
-            if field.path[0] not in news:
-                continue
-            value = value_at(merged, field.path)
-            if value is None:
-                continue
-            if field.how == "content":
-                value = self._tx.intern(pieces[field.path[0]]).key
-            elif field.how == "ref":
-                assert field.kind is not None
-                value = self._tx.entity(field.kind, value).key
-            row[field.column] = value
+            shape, pieces = shape_text(merged), content_pieces(merged)
+        plan = plan_of(merged.kind, shape)
+        row = dict(zip(plan.plain, plan.values(merged), strict=True))
+        for field in plan.contents:
+            row[field.column] = self._tx.intern(pieces[field.path[0]]).key
+        for column, kind, id_of in plan.references:
+            row[column] = self._tx.entity(kind, id_of(merged)).key
+        if merged is not prepared.event:
+            old = {field.column for field in columns_of(merged.kind) if field.path[0] not in news}
+            row = {column: value for column, value in row.items() if column not in old}
         return row
 
     def _come_into_episode(self, event: AnyEvent) -> None:
@@ -439,15 +440,13 @@ class _Writer:
         )
 
 
-def _names(event: AnyEvent) -> Iterable[tuple[str, str]]:
+def _names(prepared: Prepared) -> Iterable[tuple[str, str]]:
     """(kind, id) of every entity that an event is or refers to."""
+    event = prepared.event
     if event.kind in PLACEHOLDERS:
         yield event.kind, event.id
-    for field in references_of(event.kind):
-        value = value_at(event, field.path)
-        if value is not None:
-            assert field.kind is not None
-            yield field.kind, value
+    for _, kind, id_of in plan_of(event.kind, prepared.shape).references:
+        yield kind, id_of(event)
     if isinstance(event, Completion):
         yield "episode", event.episode_id
         yield "call", event.call_id

@@ -12,7 +12,8 @@ from tracestore.graph.messages import request_params, tool_uses
 from tracestore.graph.model import CompletionKey
 from tracestore.store import tables as t
 from tracestore.store.derive import derive, load_state, read_contexts
-from tracestore.store.prepare import Prepared, Request, message_piece, other_piece, prepare_request
+from tracestore.store.prepare import Prepared
+from tracestore.store.requests import Piece, Request, message_piece, other_piece, take_apart
 from tracestore.store.state import EpisodeState, LightCall
 from tracestore.store.text import may_use_tools
 from tracestore.store.transaction import Transaction
@@ -171,7 +172,7 @@ class Parts:
             return known
         # It came with the other phase, or its dialect did.
         assert merged.request is not None
-        return prepare_request(merged.request, merged.dialect)
+        return take_apart(merged.request, merged.dialect)
 
     def _request_columns(self, request: Request) -> dict[str, Any]:
         tx = self._tx
@@ -249,8 +250,9 @@ class Parts:
         }
         row: dict[str, Any] = {field: getattr(body, field) for field in _PLAIN_ANSWER_FIELDS & news}
         if "message" in news and body.message is not None:
-            row["message_key"] = tx.intern(message_piece(body.message, "assistant")).key
-            self._sampled_tool_calls(state, name, call_key, body.message)
+            piece = message_piece(body.message, "assistant")
+            row["message_key"] = tx.intern(piece).key
+            self._sampled_tool_calls(state, name, call_key, piece)
         if "top_logprobs" in news and body.top_logprobs is not None:
             row["top_logprobs_key"] = tx.intern(other_piece(body.top_logprobs, "top_logprobs")).key
         key = state.completion_keys.get(name)
@@ -285,13 +287,15 @@ class Parts:
     # --- Tool calls -------------------------------------------------------------------------------
 
     def _sampled_tool_calls(
-        self, state: EpisodeState, name: CompletionKey, call_key: int, message: Raw
+        self, state: EpisodeState, name: CompletionKey, call_key: int, message: Piece
     ) -> None:
         """The tool uses inside a message; one that was executed already gets its place in the message."""
-        if not may_use_tools(message):
-            return
-        call = state.calls.get(name[0])
-        uses = tool_uses(message, "openai_chat" if call is None else call.dialect)
+        uses = self._tx.memory.contents.uses_of(message)
+        if uses is None:
+            if not may_use_tools(message.data):
+                return
+            call = state.calls.get(name[0])
+            uses = tool_uses(Raw(message.data), "openai_chat" if call is None else call.dialect)
         for position, use in enumerate(uses):
             sampled = {
                 "position": position,
@@ -335,7 +339,7 @@ class Parts:
         columns = ("position", "sampled_name", "sampled_arguments", "completion")
         said = {name: self._tx.value(t.tool_call, sampled, name) for name in columns}
         self._tx.buffer.update(t.tool_call, executed, said)
-        self._tx.buffer.replace(t.tool_call, (sampled,), None, owner=(t.tool_call, sampled))
+        self._tx.buffer.replace(t.tool_call, sampled, None, owner=(t.tool_call, sampled))
 
     # --- Members and choices ----------------------------------------------------------------------
 

@@ -5,52 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import NamedTuple
 
 from tracestore.graph.messages import answer_messages
 from tracestore.store.fields import contents_of, shape_text, value_at
-from tracestore.store.skeleton import cut
+from tracestore.store.requests import Piece, Request, RequestMemory, message_piece, other_piece
 from tracestore.wire.call import Call, Dialect
 from tracestore.wire.completion import Completion, CompletionFields
 from tracestore.wire.events import AnyEvent, phase_of
 
-Label = tuple[bytes, str | None, bool]
-"""(sha256, place_role, is_message)."""
-
-
-class Piece(NamedTuple):
-    """Bytes that will be one content."""
-
-    data: bytes
-    label: Label
-    """What tells it from other contents."""
-
-    @property
-    def digest(self) -> bytes:
-        return self.label[0]
-
-    @property
-    def place_role(self) -> str | None:
-        """What the place of a message says of its role; the role itself for what is no message."""
-        return self.label[1]
-
-    @property
-    def is_message(self) -> bool:
-        return self.label[2]
-
-
 _NEW_MESSAGES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request in pieces."""
-
-    raw: bytes
-    dialect: Dialect
-    skeleton: Piece
-    messages: tuple[Piece, ...]
-    tools: Piece | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +40,11 @@ class Prepared:
         yield from answer_pieces(self.event)
 
 
-def prepare(event: AnyEvent, text: bytes) -> Prepared:
+def prepare(event: AnyEvent, text: bytes, *, requests: RequestMemory) -> Prepared:
     """Cut and hash an event; `text` is what was posted."""
     request = None
     if isinstance(event, Call) and event.request is not None:
-        request = prepare_request(event.request, event.dialect)
+        request = requests.take_apart(event.request, event.dialect, agent_id=event.agent_id)
     return Prepared(
         event=event,
         phase=phase_of(event),
@@ -102,25 +65,6 @@ def content_pieces(event: AnyEvent) -> dict[str, Piece]:
             assert field.kind is not None
             found[field.path[0]] = other_piece(value, field.kind)
     return found
-
-
-def prepare_request(request: bytes, dialect: Dialect) -> Request:
-    parts = cut(request, dialect)
-    return Request(
-        raw=request,
-        dialect=dialect,
-        skeleton=other_piece(parts.skeleton, "skeleton"),
-        messages=tuple(message_piece(data, role) for data, role in parts.messages),
-        tools=None if parts.tools is None else other_piece(parts.tools, "tools"),
-    )
-
-
-def message_piece(data: bytes, role: str | None) -> Piece:
-    return Piece(data, (sha256(data).digest(), role, True))
-
-
-def other_piece(data: bytes, role: str) -> Piece:
-    return Piece(data, (sha256(data).digest(), role, False))
 
 
 def answer_pieces(event: AnyEvent) -> list[Piece]:

@@ -14,12 +14,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from tracestore.graph.messages import Part, message_parts
 from tracestore.graph.spans import Place, members
 from tracestore.wire.call import Dialect
 
 _HOLE = b"\xff"
 _TOOLS = b"tools"
+
+
+class Frame(NamedTuple):
+    """What stands around an array of messages that no other message follows."""
+
+    head: bytes
+    """Up to the first message; ends with the array's [ and the white space after it."""
+    tail: bytes
+    between: bytes
+    """The text between two messages; a comma where there is but one message."""
+    num_before: int
+    """Messages that stand in the head or the tail and are read before the array (a system prompt)."""
 
 
 class Cut(NamedTuple):
@@ -29,6 +43,8 @@ class Cut(NamedTuple):
     messages: tuple[tuple[bytes, str | None], ...]
     """In the order the model reads them, each with the role its place gives it."""
     tools: bytes | None
+    frame: Frame | None = None
+    """None: the messages do not end with an array of them."""
 
 
 class _Hole(NamedTuple):
@@ -47,11 +63,51 @@ def cut(request: bytes, dialect: Dialect) -> Cut:
     holes = [_Hole(part.start, part.end, number) for number, part in enumerate(parts)]
     if tools is not None:
         holes.append(_Hole(*tools, None))
+    holes.sort()
     return Cut(
-        _skeleton(request, sorted(holes), len(parts)),
+        _skeleton(request, holes, len(parts)),
         tuple((request[part.start : part.end], part.role) for part in parts),
         None if tools is None else request[tools[0] : tools[1]],
+        _frame(request, holes, len(parts)),
     )
+
+
+def _frame(request: bytes, holes: Sequence[_Hole], num_messages: int) -> Frame | None:
+    """The frame of the run of messages that ends the request in reading order."""
+    index = 0
+    while index < len(holes):
+        last = _run_end(request, holes, index)
+        if holes[last].message == num_messages - 1:
+            head, tail = request[: holes[index].start], request[holes[last].end :]
+            if not head.rstrip(b" \t\r\n").endswith(b"[") or not tail.lstrip(b" \t\r\n").startswith(b"]"):
+                return None
+            between = request[holes[index].end : holes[index + 1].start] if last > index else b","
+            return Frame(head, tail, between, holes[index].message or 0)
+        index = last + 1
+    return None
+
+
+def elements_between(frame: Frame, request: bytes) -> bytes | None:
+    """What stands in a request where a frame has its messages; None where it has another frame.
+
+    Equal text before and after an array's elements is read alike, so they are all that differs.
+    """
+    start, end = len(frame.head), len(request) - len(frame.tail)
+    if start < end and request.startswith(frame.head) and request.endswith(frame.tail):
+        return request[start:end]
+    return None
+
+
+def split_elements(text: bytes, between: bytes) -> list[bytes] | None:
+    """The elements of an array by the text between them; None where that text is not all that is."""
+    try:
+        found = [bytes(one) for one in _ELEMENTS.decode(b"[" + text + b"]")]
+    except msgspec.DecodeError:
+        return None
+    return found if between.join(found) == text else None
+
+
+_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _tools_place(request: bytes, place: Place | None, parts: Sequence[Part]) -> Place | None:

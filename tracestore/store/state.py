@@ -22,7 +22,7 @@ from tracestore.graph.messages import answer_messages
 from tracestore.graph.model import CompletionKey, Link, Node
 from tracestore.store import tables as t
 from tracestore.store.contents import Interned
-from tracestore.store.prepare import Label, Piece, message_piece
+from tracestore.store.requests import Label, Piece, message_piece
 from tracestore.store.runs import Ids, Run, common_prefix
 from tracestore.store.transaction import Transaction
 from tracestore.wire.arrays import Logprobs, TokenIds

@@ -18,6 +18,7 @@ from tracestore.store.engine import connect, writer
 from tracestore.store.ingest import Outcome
 from tracestore.store.load import load_context, load_entity, load_events
 from tracestore.store.prepare import prepare
+from tracestore.store.requests import RequestMemory
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Call
 from tracestore.wire.events import AnyEvent
@@ -35,6 +36,7 @@ class Store:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._committer = Committer(engine)
+        self._requests = RequestMemory()
 
     @classmethod
     def open(cls, url: str, *, create: bool = True) -> Self:
@@ -74,7 +76,7 @@ class Store:
 
         Outcomes come in the order of the items; an event that is refused costs the others nothing.
         """
-        prepared = [prepare(event, text) for event, text in items]
+        prepared = [prepare(event, text, requests=self._requests) for event, text in items]
         return self._committer.commit(project, prepared) if prepared else []
 
     def read(self) -> Connection:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tracestore.graph.messages import PREVIEW_CHARACTERS, parsed, text_of, text_of_value, tool_uses
+from tracestore.graph.messages import (
+    PREVIEW_CHARACTERS,
+    parsed,
+    storable,
+    text_of,
+    text_of_value,
+    tool_uses,
+)
+from tracestore.graph.ordinary import Ordinary
 from tracestore.graph.spans import first_byte, members
 from tracestore.wire.base import Raw
 
@@ -35,6 +43,13 @@ def describe_message(message: bytes, value: Any = None) -> Described:
     """
     text = text_of_value(parsed(message) if value is None else value)
     return Described(_tool_name(message), text[:PREVIEW_CHARACTERS], REPLACED in text)
+
+
+def describe_ordinary(message: bytes, said: Ordinary) -> Described:
+    """`describe_message` for what was read already."""
+    text = storable(said.text)
+    tool_name = said.uses[0].name if said.uses else said.name if b"tool" in message else None
+    return Described(tool_name, text[:PREVIEW_CHARACTERS], REPLACED in text)
 
 
 def describe_json(data: bytes) -> Described:

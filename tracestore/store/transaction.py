@@ -11,10 +11,10 @@ from sqlalchemy import Connection, Table, select
 
 from tracestore.store import tables as t
 from tracestore.store.buffer import Buffer
-from tracestore.store.chunks import chunks
 from tracestore.store.contents import Contents, Interned
 from tracestore.store.fields import TABLES
-from tracestore.store.prepare import Piece
+from tracestore.store.lookup import look_up
+from tracestore.store.requests import Piece
 from tracestore.store.runs import RunIds
 from tracestore.store.tables import KEY_BITS
 from tracestore.wire.events import AnyEvent
@@ -128,13 +128,12 @@ class Transaction:
                 by_kind.setdefault(name[0], set()).add(name[1])
         for kind, ids in by_kind.items():
             table = TABLES[kind]
-            columns = [table.c.id, table.c.key, table.c.is_placeholder]
-            if kind == "episode":
-                columns.append(table.c.first_pos)
-            for chunk in chunks(sorted(ids)):
-                query = select(*columns).where(table.c.project_id == self.project_id, table.c.id.in_(chunk))
-                for id_, *row in self.connection.execute(query):
-                    self.memory.entities[kind, id_] = Entity(*row)
+            columns = ("id", "key", "is_placeholder", *(("first_pos",) if kind == "episode" else ()))
+            rows = look_up(
+                self.connection, table, columns, by="id", values=sorted(ids), project_id=self.project_id
+            )
+            for id_, key, is_placeholder, *first_pos in rows:
+                self.memory.entities[kind, id_] = Entity(key, bool(is_placeholder), *first_pos)
 
     def find(self, kind: str, id_: str) -> Entity | None:
         """The row of an id, if there is one."""

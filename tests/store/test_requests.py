@@ -1,0 +1,79 @@
+"""A request is cut alike whatever its agent asked before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.store.test_skeleton import requests
+from tests.wire.grammar import texts
+from tracestore.store import requests as room
+from tracestore.store.requests import RequestMemory, take_apart
+from tracestore.wire.call import Dialect
+
+_FRAMES = (
+    (b'{"model":"m","messages":[', b'],"tools":[{"a":1}],"temperature":1}'),
+    (b'{"system":"s", "messages": [ ', b' ], "tools": null}'),
+    (b'{"messages":[', b'],"system":[{"type":"text","text":"s"}]}'),
+    (b'{"instructions":"i","input":[', b"]}"),
+    (b'{"input":', b',"model":"m"}'),
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[bytes]:
+    """Requests of one agent: each begins with some of the messages of the one before."""
+    frames = draw(st.lists(st.sampled_from(_FRAMES), min_size=1, max_size=2))
+    between = draw(st.lists(st.sampled_from([b",", b", ", b",\n"]), min_size=1, max_size=2))
+    messages: list[bytes] = []
+    found = []
+    for _ in range(draw(st.integers(1, 6))):
+        kept = draw(st.integers(0, len(messages)))
+        messages = [*(messages if kept else []), *draw(st.lists(texts().map(bytes), min_size=1, max_size=3))]
+        head, tail = draw(st.sampled_from(frames))
+        array = draw(st.sampled_from(between)).join(messages)
+        if not head.endswith(b"[") and not head.endswith(b"[ "):
+            array = b"[" + array + b"]"
+        found.append(head + array + tail)
+    return found
+
+
+@settings(max_examples=60)
+@given(
+    conversations() | st.lists(requests(), min_size=2, max_size=4),
+    st.sampled_from(["openai_chat", "anthropic_messages", "openai_responses", "text"]),
+)
+def test_what_was_asked_before_changes_nothing(asked: Sequence[bytes], dialect: Dialect) -> None:
+    memory = RequestMemory()
+    for raw in asked:
+        assert memory.take_apart(raw, dialect, agent_id="a") == take_apart(raw, dialect)
+
+
+def test_a_growing_conversation_is_cut_once() -> None:
+    memory = RequestMemory()
+    frames = set()
+    for number in range(1, 20):
+        messages = b",".join(b'{"role":"user","content":"%d"}' % n for n in range(number))
+        raw = b'{"messages":[' + messages + b'],"tools":[]}'
+        request = memory.take_apart(raw, "openai_chat", agent_id="a")
+        assert [piece.data for piece in request.messages] == messages.replace(b"},{", b"}\n{").split(b"\n")
+        frames.add(id(memory._asked["a"].frame))
+    assert len(frames) == 1
+
+
+def test_memory_holds_a_number_of_bytes_and_forgets_who_asked_longest_ago() -> None:
+    memory = RequestMemory()
+    request = b'{"messages":["%b"]}' % (b"x" * 2**20)
+    for number in range(100):
+        memory.take_apart(request, "openai_chat", agent_id=f"a{number}")
+    assert memory._bytes <= room._REMEMBERED_BYTES
+    assert list(memory._asked)[-1] == "a99"
+    assert len(memory._asked) == room._REMEMBERED_BYTES // (3 * len(request))
+
+
+def test_equal_text_that_ends_inside_a_number_is_not_cut_there() -> None:
+    memory = RequestMemory()
+    for raw in (b'{"messages":[1,2]}', b'{"messages":[1,23,4]}', b'{"messages":[1,23,4,5]}'):
+        assert memory.take_apart(raw, "openai_chat", agent_id="a") == take_apart(raw, "openai_chat")

@@ -1,0 +1,143 @@
+"""Requests -> their pieces, cut and hashed only where they differ from what the same agent asked last.
+
+A request that sends its whole context mostly repeats the one before it to the byte, up to its newest
+messages. Bytes that are equal to bytes that were cut are cut alike, so what it costs to take in a call
+depends on what is new in it and not on how long the conversation is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import sha256
+from threading import Lock
+from typing import NamedTuple
+
+from tracestore.store.skeleton import Frame, cut, elements_between, split_elements
+from tracestore.wire.call import Dialect
+
+_REMEMBERED_BYTES = 64 * 2**20
+
+Label = tuple[bytes, str | None, bool]
+"""(sha256, place_role, is_message)."""
+
+
+class Piece(NamedTuple):
+    """Bytes that will be one content."""
+
+    data: bytes
+    label: Label
+    """What tells it from other contents."""
+
+    @property
+    def digest(self) -> bytes:
+        return self.label[0]
+
+    @property
+    def place_role(self) -> str | None:
+        """What the place of a message says of its role; the role itself for what is no message."""
+        return self.label[1]
+
+    @property
+    def is_message(self) -> bool:
+        return self.label[2]
+
+
+def message_piece(data: bytes, role: str | None) -> Piece:
+    return Piece(data, (sha256(data).digest(), role, True))
+
+
+def other_piece(data: bytes, role: str) -> Piece:
+    return Piece(data, (sha256(data).digest(), role, False))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request in pieces."""
+
+    raw: bytes
+    dialect: Dialect
+    skeleton: Piece
+    messages: tuple[Piece, ...]
+    tools: Piece | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that the next one of its agent may repeat."""
+
+    request: Request
+    frame: Frame
+    text: bytes
+    """The messages inside the frame."""
+
+    def followed_by(self, raw: bytes) -> _Asked | None:
+        """The next request; None where it does not stand in the same frame."""
+        frame, known = self.frame, self.request
+        text = elements_between(frame, raw)
+        if text is None:
+            return None
+        messages = known.messages
+        if text != self.text:
+            begun = text.startswith(self.text + frame.between)
+            start = len(self.text) + len(frame.between) if begun else 0
+            new = split_elements(text[start:], frame.between)
+            if new is None:
+                return None
+            kept = messages if begun else messages[: frame.num_before]
+            messages = (*kept, *(message_piece(one, None) for one in new))
+        if len(messages) == frame.num_before + 1 and frame.between != b",":
+            return None  # the skeleton of a single message tells no white space
+        return _Asked(Request(raw, known.dialect, known.skeleton, messages, known.tools), frame, text)
+
+
+class RequestMemory:
+    """What every agent asked last, up to a number of bytes. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._asked: OrderedDict[str, _Asked] = OrderedDict()
+        self._bytes = 0
+        self._lock = Lock()
+
+    def take_apart(self, raw: bytes, dialect: Dialect, *, agent_id: str) -> Request:
+        """The pieces of a request of an agent. What is remembered changes nothing but what this costs."""
+        before = self._asked.get(agent_id)
+        asked = before.followed_by(raw) if before is not None and before.request.dialect == dialect else None
+        if asked is None:
+            request, frame = _taken_apart(raw, dialect)
+            if frame is None:
+                return request
+            asked = _Asked(request, frame, elements_between(frame, raw) or b"")
+        self._remember(agent_id, asked)
+        return asked.request
+
+    def _remember(self, agent_id: str, asked: _Asked) -> None:
+        with self._lock:
+            before = self._asked.pop(agent_id, None)
+            self._asked[agent_id] = asked
+            self._bytes += _size(asked) - (_size(before) if before is not None else 0)
+            while self._bytes > _REMEMBERED_BYTES:
+                _, oldest = self._asked.popitem(last=False)
+                self._bytes -= _size(oldest)
+
+
+def _size(asked: _Asked) -> int:
+    # The request as it came, the text of its messages, and the messages themselves.
+    return 3 * len(asked.request.raw)
+
+
+def take_apart(raw: bytes, dialect: Dialect) -> Request:
+    """The pieces of a request."""
+    return _taken_apart(raw, dialect)[0]
+
+
+def _taken_apart(raw: bytes, dialect: Dialect) -> tuple[Request, Frame | None]:
+    parts = cut(raw, dialect)
+    request = Request(
+        raw=raw,
+        dialect=dialect,
+        skeleton=other_piece(parts.skeleton, "skeleton"),
+        messages=tuple(message_piece(data, role) for data, role in parts.messages),
+        tools=None if parts.tools is None else other_piece(parts.tools, "tools"),
+    )
+    return request, parts.frame
