@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from tests.strategies import deliveries, recordings
 from tracestore.graph.tokens import completion_ids, prompt_ids
 from tracestore.store import Store
 from tracestore.store import tables as t
+from tracestore.store.runs import unpack
 from tracestore.wire.call import Call
 
 
@@ -82,7 +82,7 @@ class _Chains:
     def _ids(self, key: int) -> list[int]:
         run = self.runs[key]
         base = [] if run.base_key is None else self._ids(run.base_key)[: run.base_length]
-        return [*base, *np.frombuffer(run.ids, dtype="<i4").tolist()]
+        return [*base, *unpack(run.packed_ids, run.num_ids).tolist()]
 
 
 def test_a_shared_prompt_is_stored_once(shared: Store) -> None:
@@ -94,4 +94,4 @@ def test_a_shared_prompt_is_stored_once(shared: Store) -> None:
     second = make.call("c1", longer, make.answer("b", ids=[9]), prompt_ids=[*ids, 7, 8, 5])
     shared.ingest(project, [posted(first), posted(second)])
     chains = _Chains(shared, project)
-    assert sum(len(run.ids) // 4 for run in chains.runs.values()) == 1000 + 2 + 1 + 1
+    assert sum(run.num_ids for run in chains.runs.values()) == 1000 + 2 + 1 + 1

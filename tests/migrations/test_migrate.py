@@ -19,6 +19,7 @@ from tracestore.graph.build import build
 from tracestore.store import Store
 from tracestore.store import tables as t
 from tracestore.store.engine import NoStore, connect, writer
+from tracestore.store.runs import unpack
 from tracestore.store.schema import view_statements
 from tracestore.store.verify import verify
 from tracestore_migrations import check, current, open_store, upgrade
@@ -161,14 +162,18 @@ def make_store_of(engine: Engine, revision: str, source: Engine) -> None:
         context = MigrationContext.configure(connection, opts=steps)
         with Operations.context(context):
             context.run_migrations()
+        schema = inspect(connection)
         columns = {
-            name: {column["name"] for column in inspect(connection).get_columns(name)}
-            for name in t.metadata.tables
+            name: {column["name"] for column in schema.get_columns(name)} for name in schema.get_table_names()
         }
         with source.connect() as rows:
             for name, table in t.metadata.tables.items():
+                if name not in columns:
+                    continue
                 for row in rows.execute(select(table)).mappings():
                     known = {key: value for key, value in row.items() if key in columns[name]}
+                    if name == "token_run" and "packed_ids" not in known:
+                        known["ids"] = unpack(row["packed_ids"], row["num_ids"]).tobytes()
                     connection.execute(table.insert().values(known))
 
 

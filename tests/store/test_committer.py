@@ -18,7 +18,7 @@ from tests.factories import call, posted, user
 from tracestore.store import Store, ingest
 from tracestore.store import tables as t
 from tracestore.store.committer import StoreClosed
-from tracestore.store.engine import StoreUnavailable
+from tracestore.store.engine import StoreFull
 from tracestore.store.prepare import Prepared
 from tracestore.store.transaction import Transaction
 from tracestore.store.verify import verify
@@ -112,7 +112,7 @@ def test_a_full_disk_is_told_to_the_poster_with_what_to_do(store: Store) -> None
     event.listen(store.engine, "connect", fill_up)
     store.engine.dispose()
     large = call("c", [user(str(random.Random(0).randbytes(200_000)))], "a")
-    with pytest.raises(StoreUnavailable, match=r"full.*free some space"):
+    with pytest.raises(StoreFull, match=r"full.*free some space"):
         store.ingest("p", [posted(make.gap("g")), posted(large)])
     assert store.snapshot("p") == 1
 

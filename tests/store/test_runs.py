@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy import func, select
 
 from tests.factories import answer, call, posted
 from tracestore.store import Store
 from tracestore.store import tables as t
-from tracestore.store.runs import RunRow, common_prefix, spell
+from tracestore.store.runs import RunRow, common_prefix, pack, spell, unpack
 
 
 def _ids(*ids: int) -> bytes:
@@ -49,7 +51,7 @@ def test_a_conversation_costs_its_tokens_once(store: Store) -> None:
         total += len(prompt)
         prompt = prompt + sampled
     with store.read() as connection:
-        stored = connection.execute(select(func.sum(func.length(t.token_run.c.ids)) / 4)).scalar()
+        stored = connection.execute(select(func.sum(t.token_run.c.num_ids))).scalar()
     assert total == 10 * sum(range(1, 21)) + 5 * sum(range(20)) == 3050
     assert stored == 300
 
@@ -65,3 +67,13 @@ def test_a_prompt_that_breaks_off_early_is_based_on_what_it_shares(store: Store)
     c1 = store.load_graph("p", "e").calls["c1"]
     assert c1.prompt_token_ids is not None
     assert c1.prompt_token_ids.json() == [1, 2, 9, 9]
+
+
+@given(st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 300_000), max_size=40))
+def test_packed_ids_are_unpacked(ids: list[int]) -> None:
+    assert unpack(pack(np.asarray(ids, np.int32)), len(ids)).tolist() == ids
+
+
+def test_packed_ids_take_less_room() -> None:
+    ids = np.random.default_rng(0).integers(0, 150_000, 400).astype(np.int32)
+    assert len(pack(ids)) < 0.75 * ids.nbytes

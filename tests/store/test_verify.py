@@ -55,7 +55,7 @@ TAMPERED = [
     ("UPDATE completion SET node_key = (SELECT min(key) FROM node)", "completion_node"),
     ("UPDATE call SET link = 'named' WHERE id = 'c1'", "links"),
     ("UPDATE call SET link_call_key = NULL WHERE id = 'c1'", "links"),
-    ("DELETE FROM edge WHERE kind = 'continuation'", "edges"),
+    ("UPDATE call SET link_completion = 7 WHERE id = 'c1'", "links"),
     ("UPDATE token_run SET base_length = base_length - 1 WHERE base_length = 4", "token_runs"),
     ("UPDATE token_run SET num_tokens = 1 + num_tokens WHERE base_length = 4", "token_runs"),
     ("UPDATE reward SET episode_key = 5", "foreign_key"),

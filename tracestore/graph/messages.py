@@ -23,7 +23,7 @@ from tracestore.graph.spans import Place, elements, first_byte, members
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Dialect
 
-PREVIEW_CHARACTERS = 200
+PREVIEW_CHARACTERS = 80
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 # (field, role of what stands there without a role of its own), in the order in which the model reads them.

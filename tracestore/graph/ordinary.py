@@ -11,14 +11,34 @@ them of every message that comes.
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from tracestore.graph.match import HASH_BYTES
 from tracestore.graph.messages import ToolUse
 
-_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
-_CALL_KEYS = frozenset({"id", "type", "function"})
-_FUNCTION_KEYS = frozenset({"name", "arguments"})
+
+class _Function(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+    type: str
+    function: _Function
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    """The shape: another field, or another type in one of these, makes a message of another shape."""
+
+    role: str
+    content: str | None = None
+    name: str | UnsetType = UNSET
+    tool_call_id: str | UnsetType = UNSET
+    tool_calls: list[_Call] | UnsetType = UNSET
 
 
 class Ordinary(NamedTuple):
@@ -33,63 +53,44 @@ class Ordinary(NamedTuple):
     uses: tuple[ToolUse, ...]
 
 
-def ordinary(value: Any) -> Ordinary | None:
-    """What a `parsed` message says; None where it is of any other shape.
-
-    A number is never text here: `parsed` gives numbers a type of their own.
-    """
-    if type(value) is not dict or not _KEYS.issuperset(value):
-        return None
-    role, content, name = value.get("role"), value.get("content"), value.get("name", "")
-    answered = value.get("tool_call_id", "")
-    if type(role) is not str or type(name) is not str or type(answered) is not str:
-        return None
-    if type(content) is not str and content is not None:
+def ordinary(message: bytes) -> Ordinary | None:
+    """What a message says, JSON that the wire has checked; None where it is of any other shape."""
+    try:
+        said = _decode(message)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     # Keys in the order of the alphabet. "" of an assistant is a way to write nothing, as null is of anybody.
     fed = []
-    if content is not None and (content or role != "assistant"):
-        fed.append(_KEY["content"] + _text(content))
-    if "name" in value:
-        fed.append(_KEY["name"] + _text(name))
-    fed.append(_KEY["role"] + _text(role))
-    if "tool_call_id" in value:
-        fed.append(_KEY["tool_call_id"] + _text(answered))
+    if said.content is not None and (said.content or said.role != "assistant"):
+        fed.append(_CONTENT + _text(said.content))
+    if said.name is not UNSET:
+        fed.append(_NAME + _text(said.name))
+    fed.append(_ROLE + _text(said.role))
+    if said.tool_call_id is not UNSET:
+        fed.append(_TOOL_CALL_ID + _text(said.tool_call_id))
     uses: tuple[ToolUse, ...] = ()
-    if "tool_calls" in value:
-        found = _uses(value["tool_calls"])
-        if found is None:
-            return None
-        uses = found[0]
-        fed.append(found[1])
+    if said.tool_calls:
+        fed.append(_TOOL_CALLS % len(said.tool_calls) + b"".join(map(_call, said.tool_calls)))
+        uses = tuple(ToolUse(one.id, one.function.name, one.function.arguments) for one in said.tool_calls)
     match = blake2b(b"{%d:%b" % (len(fed), b"".join(fed)), digest_size=HASH_BYTES).digest()
-    return Ordinary(role, match, content or "", value.get("name"), uses)
+    return Ordinary(said.role, match, said.content or "", None if said.name is UNSET else said.name, uses)
 
 
-def _uses(calls: Any) -> tuple[tuple[ToolUse, ...], bytes] | None:
-    """The tool uses of a list that is not empty, and how the hash is fed with it."""
-    if type(calls) is not list or not calls:
-        return None
-    uses, fed = [], [_KEY["tool_calls"], b"[%d:" % len(calls)]
-    for call in calls:
-        if type(call) is not dict or call.keys() != _CALL_KEYS:
-            return None
-        id_, kind, function = call["id"], call["type"], call["function"]
-        if type(function) is not dict or function.keys() != _FUNCTION_KEYS:
-            return None
-        name, arguments = function["name"], function["arguments"]
-        if not type(id_) is type(kind) is type(name) is type(arguments) is str:
-            return None
-        uses.append(ToolUse(id_, name, arguments))
-        fed += (_CALL, _text(arguments), _KEY["name"], _text(name), _KEY["id"], _text(id_))
-        fed += (_KEY["type"], _text(kind))
-    return tuple(uses), b"".join(fed)
+_decode = msgspec.json.Decoder(_Message).decode
+
+
+def _call(call: _Call) -> bytes:
+    function = call.function
+    return _CALL % (_text(function.arguments), _text(function.name), _text(call.id), _text(call.type))
 
 
 def _text(text: str) -> bytes:
-    written = text.encode("utf-8", "surrogatepass")
+    written = text.encode()
     return b"s%d:%b" % (len(written), written)
 
 
-_KEY = {key: _text(key) for key in (*_KEYS, *_CALL_KEYS, *_FUNCTION_KEYS)}
-_CALL = b"{3:" + _KEY["function"] + b"{2:" + _KEY["arguments"]
+_CONTENT, _NAME, _ROLE = _text("content"), _text("name"), _text("role")
+_TOOL_CALL_ID, _TOOL_CALLS = _text("tool_call_id"), _text("tool_calls") + b"[%d:"
+_CALL = b"{3:%b{2:%b%%b%b%%b%b%%b%b%%b" % (
+    *(_text("function"), _text("arguments"), _text("name"), _text("id"), _text("type")),
+)

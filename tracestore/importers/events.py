@@ -12,7 +12,7 @@ from tracestore.importers.documents import Line, lines, parsed
 from tracestore.importers.format import Format, Head, Sources
 from tracestore.importers.items import Item
 from tracestore.importers.notes import Notes
-from tracestore.wire.decode import decode_event
+from tracestore.wire.decode import SpanMemory, decode_event
 from tracestore.wire.errors import EventError
 
 
@@ -22,20 +22,21 @@ def _recognises(head: Head) -> bool:
 
 def read(sources: Sources, *, notes: Notes) -> Iterator[Item]:
     """The events of the sources, each with the text it stands in."""
+    memory = SpanMemory()
     for source in sources:
         for line in lines(source, notes=notes):
-            yield from _events(line, notes)
+            yield from _events(line, notes, memory)
 
 
-def _events(line: Line, notes: Notes) -> Iterator[Item]:
+def _events(line: Line, notes: Notes, memory: SpanMemory) -> Iterator[Item]:
     try:
-        event = decode_event(line.text)
+        event = decode_event(line.text, memory=memory)
     except EventError as error:
         texts = [record.text for record in parsed(line, notes=Notes())]
         if len(texts) > 1:
             notes.warn("several records on one line")
             for text in texts:
-                yield from _events(Line(line.source, line.number, text), notes)
+                yield from _events(Line(line.source, line.number, text), notes, memory)
         else:
             notes.refuse(line.at, error)
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, lru_cache
+from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -102,16 +103,21 @@ class Buffer:
         takes to store an integer. For the same reason SQLAlchemy does not make the parameters.
         """
         alike: dict[tuple[str, ...], list[tuple[Any, ...]]] = defaultdict(list)
-        for row in rows:
-            if None in row.values():
-                row = {name: value for name, value in row.items() if value is not None}
-            alike[tuple(row)].append((*row.values(), self._project_id))
+        if _refers_to_itself(table):
+            # In the order in which they came, so that what a row refers to stands before it.
+            names = tuple(dict.fromkeys(chain.from_iterable(rows)))
+            alike[names] = [(*map(row.get, names), self._project_id) for row in rows]
+        else:
+            for row in rows:
+                if None in row.values():
+                    row = {name: value for name, value in row.items() if value is not None}
+                alike[tuple(row)].append((*row.values(), self._project_id))
         for names, parameters in alike.items():
             insert = _insert_of(table, names, connection.dialect)
             if insert.processes:
                 columns: list[Iterable[Any]] = list(zip(*parameters, strict=True))
                 for place, process in insert.processes:
-                    columns[place] = map(process, columns[place])
+                    columns[place] = [None if value is None else process(value) for value in columns[place]]
                 parameters = list(zip(*columns, strict=True))
             connection.exec_driver_sql(insert.sql, parameters)
 
@@ -159,6 +165,11 @@ def _later_references(table: Table) -> tuple[tuple[str, Table], ...]:
         if table in _ORDER and _place_in_order(target) >= _ORDER[table]:
             found.append((column, target))
     return tuple(found)
+
+
+@cache
+def _refers_to_itself(table: Table) -> bool:
+    return any(constraint.referred_table is table for constraint in table.foreign_key_constraints)
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import random
 import threading
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from sqlalchemy.exc import OperationalError
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
-from tracestore.store.engine import StoreUnavailable, writer
+from tracestore.store.engine import Contended, StoreUnavailable, writer
 from tracestore.store.ingest import Outcome, apply
 from tracestore.store.prepare import Prepared
 from tracestore.store.transaction import Memory, Transaction, first_key
@@ -29,7 +30,9 @@ _log = logging.getLogger("tracestore.store")
 MAX_EVENTS = 2_000
 """Events of one transaction, unless one post alone holds more."""
 MAX_BYTES = 64 * 2**20
-_REMEMBERED_PROJECTS = 16
+_REMEMBERED_PROJECTS = 8
+_PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""The longest pause before each further try of a transaction that the database gave up on."""
 _DATABASE_FAILED = (StoreUnavailable, OperationalError)
 """Full, locked, gone, or without our tables: it is not the event's fault."""
 
@@ -63,14 +66,14 @@ class Committer:
         self._thread = threading.Thread(target=self._run, name="tracestore-committer", daemon=True)
         self._thread.start()
 
-    def commit(self, project: str, events: Sequence[Prepared]) -> list[Outcome]:
-        """Commit events; returns when they are on disk. Any number of threads may call."""
+    def submit(self, project: str, events: Sequence[Prepared]) -> Future[list[Outcome]]:
+        """Hand events over; done when they are on disk, and not to be cancelled. Any thread may call."""
         post = _Post(project, events)
         with self._lock:
             if self._is_closed:
                 raise StoreClosed()
             self._posts.put(post)
-        return post.done.result()
+        return post.done
 
     def close(self) -> None:
         """Commit what was handed over, and stop."""
@@ -141,7 +144,18 @@ class Committer:
         post.done.set_result(outcomes)
 
     def _write(self, posts: Sequence[_Post]) -> list[list[Outcome]]:
-        """One transaction over posts of any projects."""
+        """One transaction over posts of any projects, begun anew where another writer was in its way."""
+        for most_s in _PAUSES_S:
+            try:
+                return self._try(posts)
+            except Contended as error:
+                self._memories.clear()
+                _log.warning("%s; trying again", error)
+                # Writers that were in each other's way must not come back at the same moment.
+                time.sleep(random.uniform(0, most_s))
+        return self._try(posts)
+
+    def _try(self, posts: Sequence[_Post]) -> list[list[Outcome]]:
         now = time.time_ns()
         results: list[list[Outcome]] = []
         with self._engine.begin() as connection:

@@ -12,13 +12,13 @@ from tracestore.graph.messages import ToolUse, parsed, role_of_value
 from tracestore.graph.ordinary import Ordinary, ordinary
 from tracestore.store import tables as t
 from tracestore.store.buffer import Buffer
-from tracestore.store.codec import compress
+from tracestore.store.dictionary import ProjectCodec
 from tracestore.store.lookup import look_up
 from tracestore.store.requests import Label, Piece
 from tracestore.store.text import Described, describe_json, describe_message, describe_ordinary
 from tracestore.store.types import unescape
 
-_CACHED = 300_000
+_CACHED = 50_000
 
 
 class Interned(NamedTuple):
@@ -39,6 +39,7 @@ class Contents:
         self._rows: dict[tuple[bytes, str], int] = {}
         self._looked_up: set[bytes] = set()
         self._uses: dict[Label, tuple[ToolUse, ...]] = {}
+        self._codec = ProjectCodec(project_id)
 
     def prefetch(self, connection: Connection, pieces: Iterable[Piece]) -> None:
         """Look up, in a few statements, which of these contents are there."""
@@ -65,25 +66,34 @@ class Contents:
         self._looked_up |= digests
 
     def intern(
-        self, piece: Piece, *, connection: Connection, buffer: Buffer, new_key: Callable[[], int]
+        self,
+        piece: Piece,
+        *,
+        connection: Connection,
+        buffer: Buffer,
+        new_key: Callable[[], int],
+        now: int,
     ) -> Interned:
         """The row that holds these bytes, made if there is none."""
         found = self._interned.get(piece.label)
         if found is None:
             if piece.digest not in self._looked_up:
                 self._look_up(connection, {piece.digest})
-            found = self._interned[piece.label] = self._intern(piece, buffer, new_key)
+            found = self._interned[piece.label] = self._intern(piece, connection, buffer, new_key, now)
         return found
 
     def uses_of(self, piece: Piece) -> tuple[ToolUse, ...] | None:
         """The tool uses of a message that was interned a moment ago; None where they are not known."""
         return self._uses.get(piece.label)
 
-    def _intern(self, piece: Piece, buffer: Buffer, new_key: Callable[[], int]) -> Interned:
+    def _intern(
+        self, piece: Piece, connection: Connection, buffer: Buffer, new_key: Callable[[], int], now: int
+    ) -> Interned:
+        value, found = None, None
         if piece.is_message:
-            value = parsed(piece.data)
-            found = ordinary(value)
+            found = ordinary(piece.data)
             if found is None:
+                value = parsed(piece.data)
                 role = role_of_value(value, default=piece.place_role) or "message"
                 match = match_hash(piece.data, role=piece.place_role, value=value)
             else:
@@ -91,26 +101,29 @@ class Contents:
                 self._uses[piece.label] = found.uses
         else:
             assert piece.place_role is not None
-            value, found, role, match = None, None, piece.place_role, b""
+            role, match = piece.place_role, b""
         key = self._rows.get((piece.digest, role))
         if key is None:
             key = self._rows[piece.digest, role] = new_key()
-            codec, stored = compress(piece.data)
-            tool_name, preview, lossy = _described(piece, role, value, found)
-            buffer.insert(
-                t.content,
-                {
-                    "key": key,
-                    "sha256": piece.digest,
-                    "role": role,
-                    "codec": codec,
-                    "data": stored,
-                    "size": len(piece.data),
-                    "tool_name": tool_name,
-                    "preview": preview,
-                    "text_lossy": lossy,
-                },
+            codec, stored, dictionary = self._codec.compress(
+                piece.data, connection=connection, buffer=buffer, new_key=new_key, now=now
             )
+            tool_name, preview, lossy = _described(piece, role, value, found)
+            row = {
+                "key": key,
+                "sha256": piece.digest,
+                "role": role,
+                "codec": codec,
+                "data": stored,
+                "size": len(piece.data),
+                "preview": preview,
+                "text_lossy": lossy,
+            }
+            if dictionary is not None:
+                row["dictionary_key"] = dictionary
+            if tool_name is not None:
+                row["tool_name"] = tool_name
+            buffer.insert(t.content, row)
         return Interned(key, match)
 
 

@@ -90,13 +90,6 @@ def _forget(tx: Transaction, state: EpisodeState) -> None:
                 t.pending_message.c.project_id == here, t.pending_message.c.call_key.in_(chunk)
             )
         )
-        run(
-            t.edge.delete().where(
-                t.edge.c.project_id == here,
-                t.edge.c.kind == "continuation",
-                t.edge.c.owner_key.in_(chunk),
-            )
-        )
     run(t.node.delete().where(t.node.c.project_id == here, t.node.c.episode_key == state.episode_key))
 
 
@@ -244,12 +237,13 @@ class _Reader:
         c = t.token_run.c
         for chunk in chunks(sorted(keys)):
             rows = self._tx.connection.execute(
-                select(c.key, c.base_key, c.base_length, c.num_tokens, func.length(c.ids)).where(
-                    c.project_id == self._here, c.key.in_(chunk)
-                )
+                select(
+                    *(c.key, c.base_key, c.base_length, c.num_tokens),
+                    func.coalesce(c.num_ids, func.length(c.ids) / 4),
+                ).where(c.project_id == self._here, c.key.in_(chunk))
             )
-            for key, base_key, base_length, num_tokens, num_bytes in rows:
-                runs[key] = Run(key, None, base_length, num_tokens, num_bytes // 4)
+            for key, base_key, base_length, num_tokens, num_ids in rows:
+                runs[key] = Run(key, None, base_length, num_tokens, int(num_ids))
                 if base_key is not None:
                     bases[key] = base_key
         for key, base_key in bases.items():

@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
 from importlib.resources import as_file, files
 from typing import Any
 
@@ -121,34 +122,36 @@ def _copy(
 def _copy_texts(connection: duckdb.DuckDBPyConnection, number: int) -> None:
     """The bodies of contents, and the function that reads them."""
     connection.execute(
-        "CREATE TABLE content_body AS SELECT c.key, c.codec, c.data, d.data AS dictionary "
-        "FROM store.content c LEFT JOIN store.dictionary d "
-        "ON d.project_id = c.project_id AND d.key = c.dictionary_key "
-        f"WHERE c.project_id = {number}"
+        "CREATE TABLE content_body AS SELECT key, codec, data, dictionary_key "
+        f"FROM store.content WHERE project_id = {number}"
     )
+    sql = f"SELECT key, data FROM store.dictionary WHERE project_id = {number}"
+    dictionaries: dict[int | None, bytes | None] = {None: None, **dict(connection.execute(sql).fetchall())}
     connection.create_function(
         "text_of_body",
-        _text_of_body,
-        ["VARCHAR", "BLOB", "BLOB"],
+        partial(_text_of_body, dictionaries),
+        ["VARCHAR", "BLOB", "BIGINT"],
         "VARCHAR",
         type=PythonUDFType.ARROW,
         null_handling=FunctionNullHandling.SPECIAL,
     )
     connection.execute(
-        f"CREATE MACRO {_TEXT}(content_id) AS (SELECT text_of_body(b.codec, b.data, b.dictionary) "
+        f"CREATE MACRO {_TEXT}(content_id) AS (SELECT text_of_body(b.codec, b.data, b.dictionary_key) "
         "FROM content_body b WHERE b.key = content_id)"
     )
 
 
-def _text_of_body(codecs: Any, bodies: Any, dictionaries: Any) -> pa.Array:
+def _text_of_body(
+    dictionaries: Mapping[int | None, bytes | None], codecs: Any, bodies: Any, keys: Any
+) -> pa.Array:
     # Most queries read no text, and pay nothing for it.
     from tracestore.store.text import readable
 
-    rows = zip(codecs.to_pylist(), bodies.to_pylist(), dictionaries.to_pylist(), strict=True)
+    rows = zip(codecs.to_pylist(), bodies.to_pylist(), keys.to_pylist(), strict=True)
     return pa.array(
         [
-            None if data is None else readable(decompress(data, codec=codec, dictionary=dictionary))
-            for codec, data, dictionary in rows
+            None if data is None else readable(decompress(data, codec=codec, dictionary=dictionaries[key]))
+            for codec, data, key in rows
         ],
         pa.string(),
     )

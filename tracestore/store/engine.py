@@ -27,11 +27,18 @@ _SQLITE_HINTS = {
     sqlite3.SQLITE_READONLY: _WRITE_HINT,
     sqlite3.SQLITE_IOERR: "check the disk",
     sqlite3.SQLITE_CORRUPT: "the file is damaged: bring back a copy of it",
-    sqlite3.SQLITE_FULL: "free some space",
     sqlite3.SQLITE_CANTOPEN: _OPEN_HINT,
     sqlite3.SQLITE_NOTADB: "the file holds something else: name another one with --db",
 }
 """What to do, by SQLite's result code. A code that is not here is about a statement, so a fault of ours."""
+
+_FULL_HINT = "free some space where the database lies and send the same events again: it goes on by itself"
+_OUT_OF_SPACE = "53100"
+"""SQLSTATE disk_full of PostgreSQL."""
+
+
+_GIVEN_UP = ("40001", "40P01")
+"""SQLSTATEs serialization_failure and deadlock_detected: the same transaction may well succeed."""
 
 
 class BadUrl(TracestoreError):
@@ -50,6 +57,16 @@ class StoreUnavailable(TracestoreError):
     """The database cannot be used now"""
 
     status = 503
+
+
+class Contended(StoreUnavailable):
+    """Two writers of the database were in each other's way, again and again"""
+
+
+class StoreFull(StoreUnavailable):
+    """There is no space left for the database; nothing that is stored is harmed"""
+
+    status = 507
 
 
 class UnsafeServer(TracestoreError):
@@ -123,19 +140,29 @@ def _on_sqlite_connect(connection: Any, _record: Any) -> None:
 def _message_text(connection: sqlite3.Connection) -> Any:
     """`message_text(content_id)` for SQL: the text of a message, NULL for a content that is not there."""
 
+    dictionaries: dict[int | None, bytes | None] = {None: None}
+
+    def dictionary_of(project_id: int, key: int | None) -> bytes | None:
+        if key not in dictionaries:
+            sql = "SELECT data FROM dictionary WHERE project_id = ? AND key = ?"
+            (dictionaries[key],) = connection.execute(sql, (project_id, key)).fetchone()
+        return dictionaries[key]
+
     def text_of(key: int | None) -> str | None:
         if key is None:
             return None
         # Few queries read text, and it takes the wire's models to load.
         from tracestore.store.text import readable
 
+        project_id = key >> KEY_BITS
         row = connection.execute(
-            "SELECT c.codec, c.data, d.data FROM content c LEFT JOIN dictionary d"
-            " ON d.project_id = c.project_id AND d.key = c.dictionary_key"
-            " WHERE c.project_id = ? AND c.key = ?",
-            (key >> KEY_BITS, key),
+            "SELECT codec, data, dictionary_key FROM content WHERE project_id = ? AND key = ?",
+            (project_id, key),
         ).fetchone()
-        return None if row is None else readable(decompress(row[1], codec=row[0], dictionary=row[2]))
+        if row is None:
+            return None
+        dictionary = dictionary_of(project_id, row[2])
+        return readable(decompress(row[1], codec=row[0], dictionary=dictionary))
 
     return text_of
 
@@ -149,18 +176,31 @@ def _on_sqlite_begin(connection: Connection) -> None:
 def _on_error(context: ExceptionContext) -> StoreUnavailable | None:
     """The error that SQLAlchemy raises instead of its own; None: its own."""
     error = context.original_exception
+    url = None if context.engine is None else context.engine.url.render_as_string(hide_password=True)
+    reason = " ".join(str(error).split())
+    if getattr(error, "sqlstate", None) in _GIVEN_UP:
+        return Contended(url=url, reason=reason, hint="send the same events again")
+    if _is_out_of_space(error):
+        return StoreFull(url=url, reason=reason, hint=_FULL_HINT)
     if isinstance(error, sqlite3.DatabaseError):
-        # The low byte is the code, the others say which kind of it.
-        hint = _SQLITE_HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+        hint = _SQLITE_HINTS.get(_sqlite_code(error))
     elif isinstance(context.sqlalchemy_exception, OperationalError):
         hint = "is the server running there, and does it let this user in?"
     else:
         hint = None
     if hint is None:
         return None
-    url = None if context.engine is None else context.engine.url.render_as_string(hide_password=True)
-    reason = " ".join(str(error).split())
     return StoreUnavailable(url=url, reason=reason, hint=hint)
+
+
+def _sqlite_code(error: BaseException) -> int:
+    """SQLite's result code; 0 for an error that has none."""
+    # The low byte is the code, the others say which kind of it.
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _is_out_of_space(error: BaseException) -> bool:
+    return _sqlite_code(error) == sqlite3.SQLITE_FULL or getattr(error, "sqlstate", None) == _OUT_OF_SPACE
 
 
 def _require_durable(engine: Engine) -> None:

@@ -421,23 +421,23 @@ class _Writer:
         event, phase = one.event, phase_of(one.event)
         episode_id = episode_id_of(event)
         self._seen[event.kind, event.id][phase] = _Seen(one.text_hash, revision_of(event), key)
-        self._tx.buffer.insert(
-            t.raw_event,
-            {
-                "kind": event.kind,
-                "id": event.id,
-                "phase": phase,
-                "text_hash": one.text_hash,
-                "revision": event.revision,
-                "pos": one.pos,
-                "first_pos": one.first_pos,
-                "num_replaced": one.num_replaced,
-                "episode_key": None if episode_id is None else self._tx.entity("episode", episode_id).key,
-                "entity_key": key,
-                "field_set_key": self._tx.field_set(one.shape),
-                "received_at": one.received_at,
-            },
-        )
+        row = {
+            "kind": event.kind,
+            "id": event.id,
+            "phase": phase,
+            "text_hash": one.text_hash,
+            "pos": one.pos,
+            "entity_key": key,
+            "field_set_key": self._tx.field_set(one.shape),
+            "received_at": one.received_at,
+        }
+        if episode_id is not None:
+            row["episode_key"] = self._tx.entity("episode", episode_id).key
+        if event.revision is not None:
+            row["revision"] = event.revision
+        if one.num_replaced is not None:
+            row["first_pos"], row["num_replaced"] = one.first_pos, one.num_replaced
+        self._tx.buffer.insert(t.raw_event, row)
 
 
 def _names(prepared: Prepared) -> Iterable[tuple[str, str]]:

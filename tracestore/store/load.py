@@ -42,21 +42,37 @@ class Content(NamedTuple):
 
 def read_contents(connection: Connection, project_id: int, keys: Iterable[int]) -> dict[int, Content]:
     """The bytes of contents, by key."""
-    c, d = t.content.c, t.dictionary.c
+    c = t.content.c
     found: dict[int, Content] = {}
+    dictionaries = Dictionaries(connection, project_id)
     for chunk in chunks(sorted(set(keys))):
         rows = connection.execute(
-            select(c.key, c.role, c.codec, c.data, d.data)
-            .select_from(
-                t.content.outerjoin(
-                    t.dictionary, (d.project_id == c.project_id) & (d.key == c.dictionary_key)
-                )
+            select(c.key, c.role, c.codec, c.data, c.dictionary_key).where(
+                c.project_id == project_id, c.key.in_(chunk)
             )
-            .where(c.project_id == project_id, c.key.in_(chunk))
-        )
-        for key, role, codec, data, dictionary in rows:
+        ).all()
+        for key, role, codec, data, dictionary_key in rows:
+            dictionary = dictionaries.get(dictionary_key)
             found[key] = Content(decompress(data, codec=codec, dictionary=dictionary), role)
     return found
+
+
+class Dictionaries:
+    """The dictionaries of a project, read when they are asked for: far fewer than the rows that need them."""
+
+    def __init__(self, connection: Connection, project_id: int) -> None:
+        self._connection = connection
+        self._project_id = project_id
+        self._known: dict[int | None, bytes | None] = {None: None}
+
+    def get(self, key: int | None) -> bytes | None:
+        """The bytes of a dictionary; None for no key."""
+        if key not in self._known:
+            c = t.dictionary.c
+            self._known[key] = self._connection.execute(
+                select(c.data).where(c.project_id == self._project_id, c.key == key)
+            ).scalar_one()
+        return self._known[key]
 
 
 def load_events(

@@ -254,6 +254,8 @@ _NO_IDS: dict[str, Any] = {
     "base_length": 0,
     "num_tokens": None,
     "ids": b"",
+    "packed_ids": b"",
+    "num_ids": 0,
     "logprobs": None,
     "logprobs_dtype": None,
     "logprobs_nulls": None,

@@ -23,7 +23,7 @@ from tracestore.graph.model import CompletionKey, Link, Node
 from tracestore.store import tables as t
 from tracestore.store.contents import Interned
 from tracestore.store.requests import Label, Piece, message_piece
-from tracestore.store.runs import Ids, Run, common_prefix
+from tracestore.store.runs import Ids, Run, common_prefix, pack
 from tracestore.store.transaction import Transaction
 from tracestore.wire.arrays import Logprobs, TokenIds
 from tracestore.wire.base import Raw
@@ -306,19 +306,19 @@ class EpisodeState:
         place = Place(tx.new_key(), match, 0 if parent is None else parent.depth + 1)
         twin_of = self.first_places.get(match)
         self.know_place(place, parent, message.key)
-        tx.buffer.insert(
-            t.node,
-            {
-                "key": place.key,
-                "episode_key": self.episode_key,
-                "parent_key": None if parent is None else parent.key,
-                "content_key": message.key,
-                "match_key": match,
-                "twin_of_key": twin_of,
-                "depth": place.depth,
-                "pos": tx.pos,
-            },
-        )
+        row = {
+            "key": place.key,
+            "episode_key": self.episode_key,
+            "content_key": message.key,
+            "match_key": match,
+            "depth": place.depth,
+            "pos": tx.pos,
+        }
+        if parent is not None:
+            row["parent_key"] = parent.key
+        if twin_of is not None:
+            row["twin_of_key"] = twin_of
+        tx.buffer.insert(t.node, row)
         return place
 
     def know_place(self, place: Place, parent: Place | None, content_key: int) -> None:
@@ -392,18 +392,6 @@ class EpisodeState:
             key,
             {"link_call_key": parent, "link_completion": index, "link": link.how, "link_exact": link.exact},
         )
-        edge = {
-            "kind": "continuation",
-            "owner_key": key,
-            "position": 0,
-            "episode_key": self.episode_key,
-            "from_call_key": parent,
-            "from_completion": index,
-            "to_call_key": key,
-        }
-        tx.buffer.replace(
-            t.edge, ("continuation", key, 0), None if parent is None else edge, owner=(t.call, key)
-        )
 
     # --- Token ids --------------------------------------------------------------------------------
 
@@ -470,7 +458,9 @@ class EpisodeState:
             "base_key": None if base is None else base.key,
             "base_length": length,
             "num_tokens": num_tokens,
-            "ids": np.ascontiguousarray(ids, dtype="<i4").tobytes(),
+            "ids": b"",
+            "packed_ids": pack(ids),
+            "num_ids": len(ids),
             **({} if logprobs is None else _logprob_columns(logprobs)),
         }
         if known is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
@@ -76,8 +77,15 @@ class Store:
 
         Outcomes come in the order of the items; an event that is refused costs the others nothing.
         """
+        return self.submit(project, items).result() if items else []
+
+    def submit(self, project: str, items: Sequence[tuple[AnyEvent, bytes]]) -> Future[list[Outcome]]:
+        """`ingest` for who does not want to wait in a thread: at least one event; done when they are on disk.
+
+        The future is not to be cancelled.
+        """
         prepared = [prepare(event, text, requests=self._requests) for event, text in items]
-        return self._committer.commit(project, prepared) if prepared else []
+        return self._committer.submit(project, prepared)
 
     def read(self) -> Connection:
         """A connection for reading; it sees one state of the database from its first statement on."""

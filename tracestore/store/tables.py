@@ -37,7 +37,7 @@ from sqlalchemy.schema import SchemaItem
 
 from tracestore.store.types import ExactText
 
-REVISION = "0002"
+REVISION = "0004"
 """Migration that makes exactly these tables; `tracestore_migrations` has it as its head."""
 
 KEY_BITS = 40
@@ -137,14 +137,34 @@ project = Table(
     UniqueConstraint("name", name="uq_project_name"),
 )
 
+# The key itself is never stored. Its hash is the one thing that is looked up without a project: the key
+# alone says which project it opens.
 api_key = _table(
     "api_key",
-    _key(),
+    Column("prefix", Text, nullable=False),  # the part of the key that may be shown
     Column("name", ExactText, nullable=False),
-    Column("hash", LargeBinary, nullable=False),  # sha256 of the key; the key itself is never stored
+    Column("scopes", Text, nullable=False),
+    Column("hash", LargeBinary, nullable=False),  # sha256 of the key
     Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger),
     Column("revoked_at", BigInteger),
-    UniqueConstraint("project_id", "hash", name="uq_api_key_hash"),
+    PrimaryKeyConstraint("project_id", "prefix"),
+    UniqueConstraint("hash", name="uq_api_key_hash"),
+    _one_of("scopes", "read", "write", "read write", "admin"),
+    rowid=False,
+)
+
+# A browser that showed a key: it holds a random name, we hold its hash.
+session = _table(
+    "session",
+    Column("hash", LargeBinary, nullable=False),  # sha256 of the cookie
+    Column("key_prefix", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    ForeignKeyConstraint(["project_id", "key_prefix"], ["api_key.project_id", "api_key.prefix"]),
+    PrimaryKeyConstraint("project_id", "hash"),
+    UniqueConstraint("hash", name="uq_session_hash"),
+    rowid=False,
 )
 
 # What is left of something deleted: posting to its id again is refused.
@@ -360,7 +380,9 @@ token_run = _table(
     _ref("base_key", "token_run"),
     Column("base_length", BigInteger, nullable=False),
     Column("num_tokens", BigInteger),  # base_length + len(ids); NULL while the prompt is not known
-    Column("ids", LargeBinary, nullable=False),  # little-endian int32
+    Column("ids", LargeBinary, nullable=False),  # little-endian int32; empty where they are packed
+    Column("packed_ids", LargeBinary),  # as `runs.pack` writes them; NULL: they stand in `ids`
+    Column("num_ids", BigInteger),  # how many are packed
     Column("logprobs", LargeBinary),  # one per id, in `logprobs_dtype`, bit for bit
     Column("logprobs_dtype", Text),
     Column("logprobs_nulls", LargeBinary),  # little-endian int32: positions the server did not report
@@ -430,6 +452,7 @@ call = _table(
     Index("ix_call_agent", "project_id", "agent_key", "ordinal"),
     Index("ix_call_parent", "project_id", "parent_call_key"),
     Index("ix_call_prompt_node", "project_id", "prompt_node_key"),
+    _some_index("ix_call_link", "link_call_key"),
 )
 
 # The own messages of a delta call whose parent has not come; they become nodes when it does.
@@ -561,8 +584,9 @@ context_edit_member = _table(
     rowid=False,
 )
 
-# Typed relations between calls, agents, episodes and context edits, read from both ends:
-#   continuation  from_call -> to_call     the completion that a call continues
+# Typed relations between calls, agents, episodes and context edits, read from both ends. Which completion a
+# call continues is no row here but `call.link_call_key`; the view `edges` shows both. (The constraint still
+# names `continuation`, which versions before 0004 wrote: SQLite changes none without writing the table anew.)
 #   spawn         from_call or from_agent -> to_agent
 #   fork          from_call or from_episode -> to_episode
 #   edit_before   from_call -> edit        last call that saw the old context

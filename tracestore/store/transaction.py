@@ -19,7 +19,7 @@ from tracestore.store.runs import RunIds
 from tracestore.store.tables import KEY_BITS
 from tracestore.wire.events import AnyEvent
 
-_CACHED_ENTITIES = 200_000
+_CACHED_ENTITIES = 50_000
 _CACHED_STATES = 64
 _CACHED_EVENTS = 500
 
@@ -98,7 +98,7 @@ class Transaction:
 
     def intern(self, piece: Piece) -> Interned:
         return self.memory.contents.intern(
-            piece, connection=self.connection, buffer=self.buffer, new_key=self.new_key
+            piece, connection=self.connection, buffer=self.buffer, new_key=self.new_key, now=self.now
         )
 
     def field_set(self, shape: str) -> int:
@@ -138,9 +138,11 @@ class Transaction:
     def find(self, kind: str, id_: str) -> Entity | None:
         """The row of an id, if there is one."""
         name = kind, id_
-        if name not in self.memory.entities and name not in self._looked_up:
+        found = self.memory.entities.get(name)
+        if found is None and name not in self._looked_up:
             self.prefetch_entities([name])
-        return self.memory.entities.get(name)
+            found = self.memory.entities.get(name)
+        return found
 
     def entity(self, kind: str, id_: str) -> Entity:
         """The row of an id; a placeholder is made where there is none."""

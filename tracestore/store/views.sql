@@ -236,7 +236,14 @@ SELECT p.name AS project,
        ta.id AS to_agent_id,
        te.id AS to_episode_id,
        x.id AS context_edit_id
-  FROM edge d
+  FROM (SELECT project_id, episode_key, kind, position, from_call_key, from_completion, from_agent_key,
+               from_episode_key, tool_call_id, to_call_key, to_agent_key, to_episode_key, context_edit_key
+          FROM edge
+        UNION ALL
+        SELECT project_id, episode_key, 'continuation', 0, link_call_key, link_completion, NULL,
+               NULL, NULL, key, NULL, NULL, NULL
+          FROM call
+         WHERE link_call_key IS NOT NULL) d
   JOIN project p ON p.project_id = d.project_id
   JOIN episode e ON e.project_id = d.project_id AND e.key = d.episode_key
   LEFT JOIN call fc ON fc.project_id = d.project_id AND fc.key = d.from_call_key
@@ -258,9 +265,9 @@ WITH RECURSIVE ends (project_id, call_key, completion, last_node_key) AS (
    WHERE c.pos IS NOT NULL
      AND c.context_messages IS NOT NULL
      AND NOT EXISTS (
-       SELECT 1 FROM edge d JOIN call q ON q.project_id = d.project_id AND q.key = d.to_call_key
-        WHERE d.project_id = m.project_id AND d.from_call_key = m.call_key AND d.kind = 'continuation'
-          AND d.from_completion = m.completion AND q.link_exact)
+       SELECT 1 FROM call q
+        WHERE q.project_id = m.project_id AND q.link_call_key = m.call_key
+          AND q.link_completion = m.completion AND q.link_exact)
 ), chain (project_id, end_call_key, end_completion, call_key, num_calls) AS (
   SELECT project_id, call_key, completion, call_key, 1 FROM ends
   UNION ALL

@@ -15,6 +15,10 @@ class Limits:
     """Bytes of one body, decompressed."""
     max_events: int = 10_000
     """Events in one body."""
+    max_blob_bytes: int = 8 * 2**30
+    """Bytes of one blob."""
+    max_offloaded_event_bytes: int = 256 * 2**20
+    """UTF-8 bytes of an event that is sent as a blob, and named in a body by the blob's hash."""
 
 
 LIMITS = Limits()

@@ -1,0 +1,147 @@
+"""Blobs as objects of a bucket: s3://BUCKET/PREFIX/<sha256 of the project>/<hash>.
+
+By boto3, which aborts a multipart upload that fails. A stream of pyarrow's file system can only be closed,
+and that makes an object of whatever it got.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qsl, urlsplit
+
+from tracestore.store.blobs.base import STEP, BadBlobStore, BlobNotFound, BlobStoreUnavailable, folder_of
+from tracestore.store.blobs.uploads import Uploads
+
+try:
+    import boto3
+    from boto3.exceptions import Boto3Error
+    from boto3.s3.transfer import TransferConfig
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+except ImportError as error:
+    raise BadBlobStore(where="s3://", hint="install tracestore[s3]") from error
+
+_PARAMETERS = frozenset({"endpoint", "region"})
+_ASK_AT_ONCE = 16
+_TRANSFER = TransferConfig(multipart_chunksize=16 * 2**20, multipart_threshold=16 * 2**20, max_concurrency=4)
+"""At most 64 MiB in memory for one upload."""
+
+
+class ObjectBlobs:
+    """A prefix of a bucket, shared by any number of servers. Uploads wait in a folder of this host."""
+
+    def __init__(self, client: Any, *, bucket: str, prefix: str, uploads: Path) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._prefix = prefix
+        self._uploads = Uploads(uploads, keep=self.keep)
+
+    @classmethod
+    def open(cls, where: str) -> Self:
+        """The store at `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`.
+
+        Raises:
+            BadBlobStore: the place is written wrongly, is not there, or is closed to us.
+        """
+        parts = urlsplit(where)
+        named = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if not parts.netloc or parts.fragment or not named.keys() <= _PARAMETERS or "@" in parts.netloc:
+            hint = "write s3://BUCKET/PREFIX?endpoint=URL&region=NAME; credentials go into the environment"
+            raise BadBlobStore(
+                where=parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(), hint=hint
+            )
+        endpoint = named.get("endpoint")
+        config = Config(
+            connect_timeout=10,
+            read_timeout=60,
+            retries={"mode": "standard", "max_attempts": 3},
+            max_pool_connections=4 * _ASK_AT_ONCE,
+            # Of servers other than Amazon's few know buckets as parts of the host name.
+            s3={"addressing_style": "path"} if endpoint else None,
+        )
+        try:
+            client = boto3.client("s3", endpoint_url=endpoint, region_name=named.get("region"), config=config)
+            client.head_bucket(Bucket=parts.netloc)
+        except (BotoCoreError, ClientError, ValueError) as error:
+            hint = "check bucket, endpoint, region and the credentials in the environment"
+            raise BadBlobStore(where=where, reason=str(error), hint=hint) from error
+        prefix = parts.path.strip("/")
+        return cls(
+            client,
+            bucket=parts.netloc,
+            prefix=f"{prefix}/" if prefix else "",
+            uploads=_waiting_room() / sha256(where.encode()).hexdigest(),
+        )
+
+    @property
+    def uploads(self) -> Uploads:
+        return self._uploads
+
+    def size(self, project: str, name: str) -> int | None:
+        with _object_errors(name):
+            try:
+                found = self._client.head_object(Bucket=self._bucket, Key=self._key(project, name))
+            except ClientError as error:
+                if _status(error) == 404:
+                    return None
+                raise
+            return int(found["ContentLength"])
+
+    def sizes(self, project: str, names: Collection[str]) -> Mapping[str, int]:
+        with ThreadPoolExecutor(_ASK_AT_ONCE) as pool:
+            found = zip(names, pool.map(lambda name: self.size(project, name), names), strict=True)
+            return {name: size for name, size in found if size is not None}
+
+    def read(self, project: str, name: str, *, start: int, stop: int) -> Iterator[bytes]:
+        if start >= stop:
+            return
+        with _object_errors(name):
+            try:
+                found = self._client.get_object(
+                    Bucket=self._bucket, Key=self._key(project, name), Range=f"bytes={start}-{stop - 1}"
+                )
+            except ClientError as error:
+                if _status(error) == 404:
+                    raise BlobNotFound(hash=name) from None
+                raise
+            with closing(found["Body"]) as body:
+                yield from body.iter_chunks(STEP)
+
+    def keep(self, project: str, name: str, file: Path) -> None:
+        with _object_errors(name):
+            self._client.upload_file(str(file), self._bucket, self._key(project, name), Config=_TRANSFER)
+
+    def _key(self, project: str, name: str) -> str:
+        return f"{self._prefix}{folder_of(project)}/{name}"
+
+
+def _waiting_room() -> Path:
+    """The folder of unfinished uploads: of this user alone, the same after a restart, under $TMPDIR."""
+    folder = Path(tempfile.gettempdir()) / f"tracestore-uploads-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if folder.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise BadBlobStore(
+            where=str(folder), hint="uploads wait here, and others may write to it: set TMPDIR"
+        )
+    return folder
+
+
+@contextmanager
+def _object_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (BotoCoreError, ClientError, Boto3Error) as error:
+        raise BlobStoreUnavailable(hash=name, reason=str(error), hint="try again later") from error
+
+
+def _status(error: Any) -> int:
+    status: int = error.response["ResponseMetadata"]["HTTPStatusCode"]
+    return status

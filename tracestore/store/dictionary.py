@@ -1,0 +1,99 @@
+"""Contents -> what stands in their rows: each compressed on its own, with a dictionary of its project.
+
+Messages are small, so on its own each compresses badly: what they share has to be told again in every one.
+A dictionary trained on the first thousand of a project brings the rest from 0.49 of their size to 0.34, in
+no more time (zstd level 3, messages of 1 KB). It is trained once, in a thread of its own, while the committer
+goes on without it; rows name the dictionary that they need.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import zstandard
+from sqlalchemy import Connection, select
+
+from tracestore.store import tables as t
+from tracestore.store.buffer import Buffer
+from tracestore.store.codec import Compressor
+
+_SAMPLES = 1_000
+_SAMPLE_BYTES = (64, 64 * 2**10)
+"""Shorter ones are stored as they are; of long ones a dictionary would hold little else."""
+_DICTIONARY_BYTES = 64 * 2**10
+
+
+class Stored(NamedTuple):
+    codec: str
+    data: bytes
+    dictionary_key: int | None
+
+
+class ProjectCodec:
+    """Compresses the contents of one project, better from a certain number on. For the committer's thread."""
+
+    def __init__(self, project_id: int) -> None:
+        self._project_id = project_id
+        self._plain = Compressor()
+        self._trained: tuple[int, Compressor] | None = None
+        self._samples: list[bytes] | None = None
+        """None: not looked for yet, or not needed."""
+        self._training: Future[bytes] | None = None
+        self._is_known = False
+
+    def compress(
+        self, data: bytes, *, connection: Connection, buffer: Buffer, new_key: Callable[[], int], now: int
+    ) -> Stored:
+        """What to store of a content."""
+        if not self._is_known:
+            self._find(connection)
+        if self._training is not None and self._training.done():
+            self._take(self._training, buffer, new_key(), now)
+        if self._samples is not None and _SAMPLE_BYTES[0] <= len(data) <= _SAMPLE_BYTES[1]:
+            self._sample(data)
+        if self._trained is None:
+            return Stored(*self._plain.compress(data), None)
+        key, compressor = self._trained
+        codec, stored = compressor.compress(data)
+        return Stored(codec, stored, key if codec == "zstd" else None)
+
+    def _find(self, connection: Connection) -> None:
+        """The newest dictionary that the project has; without one, samples are gathered."""
+        c = t.dictionary.c
+        row = connection.execute(
+            select(c.key, c.data).where(c.project_id == self._project_id).order_by(c.key.desc()).limit(1)
+        ).one_or_none()
+        self._is_known = True
+        if row is None:
+            self._samples = []
+        else:
+            self._trained = (row.key, Compressor(row.data))
+
+    def _sample(self, data: bytes) -> None:
+        assert self._samples is not None
+        self._samples.append(bytes(data))
+        if len(self._samples) == _SAMPLES:
+            self._training = Future()
+            # A daemon, and no pool: a program that ends must not wait for it.
+            arguments = (self._training, self._samples)
+            threading.Thread(target=_train, args=arguments, name="tracestore-dictionary", daemon=True).start()
+            self._samples = None
+
+    def _take(self, training: Future[bytes], buffer: Buffer, key: int, now: int) -> None:
+        self._training = None
+        if training.exception() is None:
+            data = training.result()
+            buffer.insert(t.dictionary, {"key": key, "data": data, "trained_at": now})
+            self._trained = (key, Compressor(data))
+
+
+def _train(training: Future[bytes], samples: Sequence[bytes]) -> None:
+    try:
+        trained = zstandard.train_dictionary(_DICTIONARY_BYTES, list(samples))
+    except zstandard.ZstdError as error:  # messages that have nothing in common
+        training.set_exception(error)
+    else:
+        training.set_result(trained.as_bytes())
