@@ -40,17 +40,23 @@ class Running:
 
 
 @contextmanager
-def running_server(database: Path, *, prefix: Sequence[str] = ()) -> Iterator[Running]:
+def running_server(
+    database: Path, *, prefix: Sequence[str] = (), url: str | None = None, flags: Sequence[str] = ()
+) -> Iterator[Running]:
     """`tracestore serve` on a SQLite file, under `prefix` (strace ...); stopped at the end if it still runs.
 
     What it says on stderr stands in a `.log` file beside the database.
+
+    Args:
+        url: of another database, which is served in place of the file.
+        flags: more of the command line.
     """
     log = database.with_suffix(".log")
     command = [*prefix, sys.executable, "-m", "tracestore.cli.main", "serve", "--json", "--port", "0"]
     with (
         log.open("ab") as stderr,
         subprocess.Popen(
-            [*command, "--db", f"sqlite:///{database}"],
+            [*command, "--db", url or f"sqlite:///{database}", *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -2,136 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from anyio import to_thread
 from fastapi import FastAPI
-from starlette.middleware import Middleware
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tracestore import __version__
+from tracestore.settings import SETTINGS, Settings
+from tracestore.store.blobs import Blobs
 from tracestore.store.store import Store
-from tracestore.wire.events import EVENT
-from tracestore.wire.limits import LIMITS, Limits
-from tracestore_api import lists, problems, reads
+from tracestore_api import lists, problems, reads, sessions
+from tracestore_api.access import Callers
+from tracestore_api.blobs import blob_route
 from tracestore_api.body import Admission
-from tracestore_api.guard import LoopbackOnly
+from tracestore_api.guard import Entrance, Wall
 from tracestore_api.ingest import EventsRoute
-from tracestore_api.parameters import EncodedPath
+from tracestore_api.openapi import complete
+from tracestore_api.proxy.route import Proxy
+from tracestore_api.rates import Rates
 from tracestore_api.rewards import RewardRoute
+from tracestore_api.traces import TracesRoute
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
-    """How much the server holds in hand; beyond it, requests are answered 503 with Retry-After."""
-
-    max_requests: int = 512
-    """Posts in hand at once, the ones being received included."""
-    max_bytes: int = 768 * 2**20
-    """Bytes of their bodies, as received and as decompressed. The largest body must fit twice."""
-    max_threads: int = 64
-    """Posts that are decoded or wait for their commit; one commit takes all that wait."""
-
-
-QUEUE = Queue()
 READ_THREADS = 12
 """Reads at once. The store's pool has 15 connections, and one of them commits."""
+API_VERSION = "1.0"
+"""Of the routes and their answers, apart from the version of the product that serves them."""
 
 
-def create_app(store: Store, *, limits: Limits = LIMITS, queue: Queue = QUEUE) -> FastAPI:
+class Service(FastAPI):
+    """A FastAPI app that is entered through the wall around it."""
+
+    entrance: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self.entrance is not None, "create_app makes it"
+        scope["app"] = self
+        await self.entrance(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """The document that describes the service, made once."""
+        if self.openapi_schema is None:
+            doors = {
+                (method, re.sub(r":\w+}", "}", route.path))
+                for route in self.routes
+                if type(route) is Route
+                for method in route.methods or ()
+            }
+            self.openapi_schema = complete(super().openapi(), doors=doors)
+        return self.openapi_schema
+
+
+def create_app(
+    store: Store,
+    *,
+    settings: Settings = SETTINGS,
+    blobs: Blobs | None = None,
+    own_hosts: Collection[str] = (),
+    proxy: Proxy | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> FastAPI:
     """The service over an open store, which the caller closes after it.
 
     Args:
-        limits: what one event and one body may be.
-        queue: what may be in hand at once.
+        settings: what an event and a body may be, what may be in hand at once, who may call.
+        blobs: where payloads are kept; None: they are not taken.
+        own_hosts: addresses that it is reached at besides loopback, as they stand in a URL.
+        proxy: records what passes through it to a model; None: nothing does.
+        clock: seconds, for rates and for how long a key is remembered.
     """
-    assert queue.max_bytes >= 2 * limits.max_body_bytes, (
-        "a body of the allowed size must fit, compressed and not"
-    )
-    app = FastAPI(
+    limits = settings.limits
+    app = Service(
         title="tracestore",
-        version=__version__,
+        version=API_VERSION,
         openapi_url="/v1/openapi.json",
         # The pages that FastAPI offers load scripts from other hosts.
         docs_url=None,
         redoc_url=None,
-        lifespan=_bounded_reads,
-        middleware=[Middleware(LoopbackOnly), Middleware(EncodedPath)],
+        generate_unique_id_function=lambda route: route.name,
+        lifespan=partial(_running, proxy=proxy),
     )
     problems.install(app)
-    admission = Admission(max_requests=queue.max_requests, max_bytes=queue.max_bytes)
-    posts: dict[str, Any] = {"limits": limits, "admission": admission, "max_threads": queue.max_threads}
+    admission = Admission(max_requests=settings.max_requests_in_hand, max_bytes=settings.max_bytes_in_hand)
+    posts: dict[str, Any] = {
+        "limits": limits,
+        "admission": admission,
+        "max_threads": settings.max_threads,
+        "blobs": blobs,
+    }
+    traces: dict[str, Any] = {name: one for name, one in posts.items() if name != "blobs"}
     app.router.routes += [
         Route("/v1/events", EventsRoute(store, **posts), methods=["POST"], name="post_events"),
         Route("/v1/rewards", RewardRoute(store, **posts), methods=["POST"], name="post_reward"),
+        Route("/v1/traces", TracesRoute(store, **traces), methods=["POST"], name="post_traces"),
+        blob_route(blobs, limits=limits),
+        *(() if proxy is None else proxy.routes()),
     ]
     app.state.store = store
     app.state.limits = limits
+    app.state.blobs = blobs
     app.include_router(reads.router)
     app.include_router(lists.router)
-    app.openapi = _with_posts(app.openapi)  # type: ignore[method-assign]
+    app.include_router(sessions.router)
+    app.state.callers = Callers(store.engine, clock=clock)
+    rates = Rates(
+        requests_per_s=settings.max_requests_per_s, bytes_per_s=settings.max_bytes_per_s, clock=clock
+    )
+    app.entrance = Entrance(
+        super(Service, app).__call__,
+        wall=Wall(settings, callers=app.state.callers, rates=rates, own_hosts=own_hosts),
+        doors=_plain_doors(app.routes),
+        handlers=app.exception_handlers,
+    )
     return app
 
 
-@asynccontextmanager
-async def _bounded_reads(app: FastAPI) -> AsyncIterator[None]:
-    """Reads wait for a thread, not for one of the store's pooled connections: that would end in an error."""
-    to_thread.current_default_thread_limiter().total_tokens = READ_THREADS
-    yield
-
-
-def _with_posts(openapi: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """The document with the two raw routes, which FastAPI cannot see into."""
-
-    def document() -> dict[str, Any]:
-        found = openapi()
-        schemas = EVENT.json_schema(ref_template="#/components/schemas/{model}")
-        found.setdefault("components", {}).setdefault("schemas", {}).update(schemas.pop("$defs"))
-        found["components"]["schemas"]["Event"] = schemas
-        found["paths"].setdefault("/v1/events", {})["post"] = _post(
-            "Post one event, an array of events, or one event a line",
-            {
-                "application/json": {
-                    "schema": {"anyOf": [_EVENT, {"type": "array", "items": _EVENT}]},
-                },
-                "application/x-ndjson": {"schema": {"type": "string", "description": "one event a line"}},
-            },
-            {
-                "200": "every event is stored, or was already",
-                "207": "some are; `items` says which",
-                "422": "none is; `items` says why",
-            },
-        )
-        found["paths"].setdefault("/v1/rewards", {})["post"] = _post(
-            "Post one reward; `v`, `kind` and `id` may be left out",
-            {"application/json": {"schema": {"type": "object"}}},
-            {
-                "200": "stored, or was already",
-                "409": "another reward with this id is stored",
-                "422": "no reward",
-            },
-        )
-        return found
-
-    return document
-
-
-_EVENT = {"$ref": "#/components/schemas/Event"}
-
-
-def _post(summary: str, content: dict[str, Any], responses: dict[str, str]) -> dict[str, Any]:
-    project = {
-        "name": "X-Tracestore-Project",
-        "in": "header",
-        "required": False,
-        "schema": {"type": "string", "default": "default"},
-    }
+def _plain_doors(routes: Iterable[BaseRoute]) -> dict[tuple[str, str], ASGIApp]:
+    """The doors that are ASGI themselves at a path without parameters, by method and path."""
     return {
-        "summary": summary,
-        "parameters": [project],
-        "requestBody": {"required": True, "content": content},
-        "responses": {status: {"description": text} for status, text in responses.items()},
+        (method, route.path): route.app
+        for route in routes
+        if type(route) is Route and "{" not in route.path and route.app is route.endpoint
+        for method in route.methods or ()
     }
+
+
+@asynccontextmanager
+async def _running(app: FastAPI, *, proxy: Proxy | None) -> AsyncIterator[None]:
+    # Reads wait for a thread, not for one of the store's pooled connections: that would end in an error.
+    to_thread.current_default_thread_limiter().total_tokens = READ_THREADS
+    async with nullcontext() if proxy is None else proxy.running():
+        yield

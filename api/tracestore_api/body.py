@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Iterator
 from threading import Lock
@@ -10,14 +11,17 @@ import zstandard
 from starlette.types import Receive
 
 from tracestore.wire.errors import BodyTooLarge
-from tracestore_api.errors import BadEncoding, Busy, UnsupportedEncoding
+from tracestore_api.errors import BadEncoding, BodyStalled, Busy, UnsupportedEncoding
 
 ENCODINGS = ("gzip", "zstd")
+IDLE_S = 30
+"""How long a sender may send nothing: one whose connection is lost must not hold its place for ever."""
 _STEP = 64 * 1024
-# A zstd block of a few bytes can unfold to 128 KiB, so input goes in by small pieces.
-_ZSTD_STEP = 1024
 # RFC 9659: a zstd content coding must be readable with a window of 8 MB.
 _ZSTD_WINDOW = 8 * 1024 * 1024
+_SKIPPABLE = b"\x2a\x4d\x18"
+"""Bytes 2 to 4 of a frame that holds no data; the first is 0x50 to 0x5F."""
+_LONGEST_HEADER = 18
 
 
 class Admission:
@@ -109,24 +113,32 @@ async def read_body(
 
     Raises:
         BodyTooLarge: more than `max_bytes`, as soon as that is known.
+        BodyStalled: the rest of it did not come.
         Busy: the server has no room for it now.
     """
     if content_length is not None and content_length.isdecimal() and int(content_length) > max_bytes:
         raise _too_large(max_bytes, size=int(content_length))
     chunks: list[bytes] = []
     size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        ticket.take(len(chunk))
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return b"".join(chunks)
+    try:
+        # One timer a body, moved on with each piece: anyio's costs a small post twice as much.
+        async with asyncio.timeout(IDLE_S) as patience:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                ticket.take(len(chunk))
+                chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+                patience.reschedule(asyncio.get_running_loop().time() + IDLE_S)
+    except TimeoutError:
+        hint = f"send all of it, and never nothing for {IDLE_S} s"
+        raise BodyStalled(received=size, hint=hint) from None
 
 
 def decompress(body: bytes, *, coding: str | None, max_bytes: int, ticket: Ticket) -> bytes:
@@ -187,15 +199,43 @@ def _gunzip(body: bytes) -> Iterator[bytes]:
 
 
 def _unzstd(body: bytes) -> Iterator[bytes]:
-    """RFC 8878: one frame or several, one after the other."""
+    """RFC 8878: one frame or several, one after the other.
+
+    Output is asked for piece by piece, as four bytes of input can unfold to 128 KiB. What reads so does not
+    say whether a frame was whole, so its end is looked for first.
+    """
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-    frame = decompressor.decompressobj()
-    for start in range(0, len(body), _ZSTD_STEP):
-        rest = body[start : start + _ZSTD_STEP]
-        while rest:
-            if frame.eof:
-                frame = decompressor.decompressobj()
-            yield frame.decompress(rest)
-            rest = frame.unused_data if frame.eof else b""
-    if not frame.eof:
+    start = 0
+    while start < len(body) or start == 0:
+        end = _end_of_frame(body, start)
+        with decompressor.stream_reader(memoryview(body)[start:end]) as reader:
+            while piece := reader.read(_STEP):
+                yield piece
+        start = end
+
+
+def _end_of_frame(body: bytes, start: int) -> int:
+    """Where the zstd frame ends that begins at `start`, from the sizes in its headers (RFC 8878, 3.1).
+
+    Raises:
+        EOFError, ZstdError: there is no whole frame.
+    """
+    if body[start + 1 : start + 4] == _SKIPPABLE and body[start] >> 4 == 5:
+        end = start + 8 + int.from_bytes(body[start + 4 : start + 8], "little")
+        return _within(body, end)
+    header = body[start : start + _LONGEST_HEADER]
+    has_checksum = zstandard.get_frame_parameters(header).has_checksum
+    at = start + zstandard.frame_header_size(header)
+    is_last = False
+    while not is_last:
+        block = int.from_bytes(body[at : _within(body, at + 3)], "little")
+        is_last = bool(block & 1)
+        # A block of one repeated byte is that byte; its size is that of what it unfolds to.
+        at += 3 + (1 if block >> 1 & 3 == 1 else block >> 3)
+    return _within(body, at + 4 * has_checksum)
+
+
+def _within(body: bytes, end: int) -> int:
+    if end > len(body):
         raise EOFError("the zstd data ends before its end mark")
+    return end

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tracestore.errors import TracestoreError
+from tracestore.wire.errors import EventError
 
 
 class InvalidProject(TracestoreError):
@@ -21,6 +22,12 @@ class BadEncoding(TracestoreError):
     """The request body is not what its Content-Encoding says."""
 
 
+class BodyStalled(TracestoreError):
+    """The rest of the body did not come; nothing of it was stored."""
+
+    status: ClassVar[int] = 408
+
+
 class UnsupportedEncoding(TracestoreError):
     """This Content-Encoding is not read here."""
 
@@ -31,6 +38,16 @@ class UnsupportedMediaType(TracestoreError):
     """This Content-Type is not read here."""
 
     status: ClassVar[int] = 415
+
+
+class InvalidExport(TracestoreError):
+    """The body is no OTLP request."""
+
+
+class TooManySpans(TracestoreError):
+    """The request has more spans than this server takes at once; none of them was stored."""
+
+    status: ClassVar[int] = 413
 
 
 class Busy(TracestoreError):
@@ -75,11 +92,107 @@ class ForeignOrigin(TracestoreError):
     status: ClassVar[int] = 403
 
 
+class NoKey(TracestoreError):
+    """This request needs an API key."""
+
+    status: ClassVar[int] = 401
+
+
+class RefusedKey(TracestoreError):
+    """This API key or session is not known here, or has ended."""
+
+    status: ClassVar[int] = 401
+
+
+class MissingRight(TracestoreError):
+    """This API key may not do that."""
+
+    status: ClassVar[int] = 403
+
+
+class ForeignProject(TracestoreError):
+    """This API key opens one project, and the request names another."""
+
+    status: ClassVar[int] = 403
+
+
+class KeyInUrl(TracestoreError):
+    """An API key does not belong into a URL: addresses are logged, kept and passed on."""
+
+
+class NoSession(TracestoreError):
+    """There is no API key here that a session could stand for."""
+
+    status: ClassVar[int] = 409
+
+
+class TooMuch(TracestoreError):
+    """This project sends more than the server takes from it; nothing of this request was stored."""
+
+    status: ClassVar[int] = 429
+
+
 class NotLoopback(TracestoreError):
     """Without API keys the server listens on loopback only."""
 
     exit_code: ClassVar[int] = 2
 
 
+class OneProcessOnly(TracestoreError):
+    """A SQLite file is served by one process, the one that commits."""
+
+    exit_code: ClassVar[int] = 2
+
+
 class AddressUnavailable(TracestoreError):
     """The server cannot listen on this address."""
+
+
+class NoBlobs(TracestoreError):
+    """This server keeps no blobs."""
+
+    status: ClassVar[int] = 404
+
+
+class InvalidHash(TracestoreError):
+    """A blob is named by the sha256 of its bytes: 64 hexadecimal digits, lower case."""
+
+    status: ClassVar[int] = 422
+
+
+class InvalidUpload(TracestoreError):
+    """The request does not say which part of the blob it sends."""
+
+
+class BlobExists(TracestoreError):
+    """The blob is there already."""
+
+    status: ClassVar[int] = 412
+
+
+class UploadStalled(TracestoreError):
+    """The rest of the blob did not come; what came is kept for a day."""
+
+    status: ClassVar[int] = 408
+
+
+class RangeNotSatisfiable(TracestoreError):
+    """The blob has no bytes in this range."""
+
+    status: ClassVar[int] = 416
+
+
+class InvalidOffloaded(EventError):
+    """This does not say where the event lies."""
+
+
+class MissingBlob(EventError):
+    """The blob that holds the event has not come."""
+
+
+class DamagedBlob(EventError):
+    """The blob that holds the event is damaged."""
+
+
+class OtherEvent(EventError):
+    """The blob holds another event than the one it is named for."""

@@ -1,11 +1,13 @@
-"""Posted body -> events -> store: `POST /v1/events`, plain ASGI, all work off the event loop.
+"""Posted body -> events -> store: `POST /v1/events`, plain ASGI, long work off the event loop.
 
-Nothing is parsed on the loop: it only moves bytes, so a health check answers while a large batch is decoded.
-The answer is sent after `store.ingest` returned, and that returns only when the events are on disk.
+A small body is decoded on the loop: that takes less time than handing it to a thread and back. Any other one
+is read in a thread, so a health check answers while a large batch is decoded. The answer is sent when the
+store says that the events are on disk.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
@@ -15,16 +17,22 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tracestore.store.blobs import Blobs
 from tracestore.store.ingest import Outcome
 from tracestore.store.store import Store
 from tracestore.wire.decode import Decoded, Limits, decode_body
+from tracestore.wire.events import AnyEvent
+from tracestore.wire.memory import SpanMemory
 from tracestore.wire.strict import dumps
 from tracestore_api.access import admitted
 from tracestore_api.body import Admission, Ticket, coding_of, decompress, read_body
 from tracestore_api.errors import UnknownParameter, UnsupportedMediaType
+from tracestore_api.offloaded import Offloaded
 from tracestore_api.problems import problem_of
 
 MEDIA_TYPES = ("application/json", "application/x-ndjson")
+SMALL_BYTES = 64 * 1024
+"""A body up to here is decoded in a fraction of a millisecond."""
 
 
 class EventsRoute:
@@ -35,9 +43,19 @@ class EventsRoute:
     in the order posted.
     """
 
-    def __init__(self, store: Store, *, limits: Limits, admission: Admission, max_threads: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        limits: Limits,
+        admission: Admission,
+        max_threads: int,
+        blobs: Blobs | None = None,
+    ) -> None:
         self._store = store
+        self._offloaded = Offloaded(blobs, limits=limits)
         self._limits = limits
+        self._memory = SpanMemory()
         self._admission = admission
         self._threads = CapacityLimiter(max_threads)
 
@@ -59,19 +77,36 @@ class EventsRoute:
             )
             if body is None:
                 return
-            response = await to_thread.run_sync(
-                self._respond, project, media_type, coding, body, ticket, limiter=self._threads
-            )
+            if coding is None and self._is_small(body):
+                response = await self._respond_here(project, media_type, body)
+            else:
+                response = await to_thread.run_sync(
+                    self._respond, project, media_type, coding, body, ticket, limiter=self._threads
+                )
         await response(scope, receive, send)
+
+    def _is_small(self, body: bytes) -> bool:
+        """Whether the event loop can read a body itself. An event that lies in a blob takes longer."""
+        return len(body) <= SMALL_BYTES and b'"offloaded"' not in body
+
+    def _decoded(self, text: bytes, media_type: str | None) -> list[Decoded]:
+        return decode_body(text, content_type=media_type, limits=self._limits, memory=self._memory)
+
+    async def _respond_here(self, project: str, media_type: str | None, body: bytes) -> Response:
+        decoded = self._decoded(body, media_type)
+        return response_of(items_of(decoded, await committed(self._store, project, events_of(decoded))))
 
     def _respond(
         self, project: str, media_type: str | None, coding: str | None, body: bytes, ticket: Ticket
     ) -> Response:
         text = decompress(body, coding=coding, max_bytes=self._limits.max_body_bytes, ticket=ticket)
-        decoded = decode_body(text, content_type=media_type, limits=self._limits)
+        decoded = self._decoded(text, media_type)
+        stubs = self._offloaded.stubs(decoded, ticket=ticket)
         items = store_decoded(self._store, project, decoded)
-        status, answer = answer_of(items)
-        return Response(dumps(answer), status_code=status, media_type="application/json")
+        for one, stub in stubs:
+            with self._offloaded.read(project, one, stub) as event:
+                [items[one.index]] = store_decoded(self._store, project, [event])
+        return response_of(items)
 
 
 def media_type_of(header: str | None) -> str | None:
@@ -91,12 +126,32 @@ def media_type_of(header: str | None) -> str | None:
 
 def store_decoded(store: Store, project: str, decoded: Sequence[Decoded]) -> list[dict[str, Any]]:
     """Store what could be read, and give one answer item per posted event, in the order posted."""
-    outcomes = iter(
-        store.ingest(project, [(one.event, one.text) for one in decoded if one.event is not None])
-    )
-    return [
-        _refused_item(one) if one.event is None else _outcome_item(one, next(outcomes)) for one in decoded
-    ]
+    return items_of(decoded, store.ingest(project, events_of(decoded)))
+
+
+async def committed(store: Store, project: str, events: Sequence[tuple[AnyEvent, bytes]]) -> list[Outcome]:
+    """`store.ingest` that waits on the event loop."""
+    if not events:
+        return []
+    # Shielded: a request that is given up must not take its events back from the committer.
+    return await asyncio.shield(asyncio.wrap_future(store.submit(project, events)))
+
+
+def events_of(decoded: Sequence[Decoded]) -> list[tuple[AnyEvent, bytes]]:
+    """What could be read, as the store takes it."""
+    return [(one.event, one.text) for one in decoded if one.event is not None]
+
+
+def items_of(decoded: Sequence[Decoded], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """One answer item per posted event; the outcomes are those of what could be read."""
+    stored = iter(outcomes)
+    return [_refused_item(one) if one.event is None else _outcome_item(one, next(stored)) for one in decoded]
+
+
+def response_of(items: Sequence[dict[str, Any]]) -> Response:
+    """The answer to a request with these items."""
+    status, answer = answer_of(items)
+    return Response(dumps(answer), status_code=status, media_type="application/json")
 
 
 def answer_of(items: Sequence[dict[str, Any]]) -> tuple[int, dict[str, Any]]:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -28,6 +28,7 @@ from sqlalchemy import (
 from starlette.responses import Response
 
 from tracestore.store import tables as t
+from tracestore.store.blobs import Blobs
 from tracestore.store.query import find_project
 from tracestore.store.store import Store
 from tracestore_api.access import Project
@@ -80,6 +81,21 @@ class GapPage(Page):
 class OrphanPage(Page):
     episode_id: str | None = None
     kind: Literal["episode", "agent", "call", "completion"] | None = None
+
+
+class IncompletePage(Page):
+    episode_id: str | None = None
+    kind: Literal["group", "episode", "agent", "call", "tool_call"] | None = None
+    received_before: Time | None = None
+    """The half that came did so before this time by the clock of the server, which is how a caller says
+    after how long it takes the other half for lost."""
+
+
+class BlobPage(Page):
+    episode_id: str | None = None
+    call_id: str | None = None
+    hash: str | None = None
+    role: str | None = None
 
 
 @router.get("/v1/episodes")
@@ -197,6 +213,65 @@ def list_orphans(store: Stored, project: Project, page: Annotated[OrphanPage, Qu
     with store.read() as connection:
         items = _rows(connection, query.order_by(*order).limit(page.limit + 1))
     return _answer(items, page, of="orphans", place=lambda item: (item["id"], item["kind"], item["missing"]))
+
+
+@router.get("/v1/incomplete")
+def list_incomplete(store: Stored, project: Project, page: Annotated[IncompletePage, Query()]) -> Response:
+    """What began and has not ended, or ended and never began; computed when asked, in the order it came.
+
+    Nothing is ever marked as lost: the other half may come at any time, and is stored then.
+    """
+    r = t.raw_event
+    other = r.alias()
+    other_half = select(other.c.phase).where(
+        *(other.c[name] == r.c[name] for name in ("project_id", "kind", "id")), other.c.phase != r.c.phase
+    )
+    query = select(
+        r.c.pos.label("place"),
+        r.c.kind,
+        r.c.id,
+        _id_of(t.episode, r, "episode_key").label("episode_id"),
+        case((r.c.phase == "start", "end"), else_="start").label("missing"),
+        r.c.received_at,
+    ).where(
+        r.c.phase != "whole",
+        ~other_half.exists(),
+        *_equal(page, r, "kind"),
+        *_refers(page, r, episode_id=("episode_key", t.episode)),
+        *_between(r.c.received_at, None, page.received_before),
+    )
+    return _page(store, project, page, query, owner=r, place=r.c.pos)
+
+
+@router.get("/v1/blobs")
+def list_blobs(
+    request: Request, store: Stored, project: Project, page: Annotated[BlobPage, Query()]
+) -> Response:
+    """What refers to a blob, and whether its bytes have come (null on a server that keeps no blobs)."""
+    b = t.blob_ref
+    query = select(
+        b.c.key.label("place"),
+        b.c.id,
+        _id_of(t.episode, b, "episode_key").label("episode_id"),
+        _id_of(t.agent, b, "agent_key").label("agent_id"),
+        _id_of(t.call, b, "call_key").label("call_id"),
+        *(b.c[name] for name in ("completion", "position", "hash", "role", "media_type", "dtype")),
+        *(b.c[name] for name in ("size", "at")),
+    ).where(
+        *_equal(page, b, "hash", "role"),
+        *_refers(page, b, episode_id=("episode_key", t.episode), call_id=("call_key", t.call)),
+    )
+    after = place_of(page.cursor, of=b.name)
+    with store.read() as connection:
+        query = query.where(b.c.project_id == find_project(connection, project))
+        if after is not None:
+            query = query.where(b.c.key > after[0])
+        items = _rows(connection, query.order_by(b.c.key).limit(page.limit + 1))
+    blobs: Blobs | None = request.app.state.blobs
+    stored = None if blobs is None else blobs.sizes(project, {item["hash"] for item in items})
+    for item in items:
+        item["is_stored"] = None if stored is None else item["hash"] in stored
+    return _answer(items, page, of=b.name, place=lambda item: (item.pop("place"),))
 
 
 def _page(

@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any
 from urllib.parse import unquote
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from tracestore.ids import id_problem
 from tracestore_api.errors import InvalidCursor, InvalidProject
@@ -29,14 +29,23 @@ _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - offsets are taken off by hand, t
 
 
 def project_of(headers: Headers) -> str:
-    """The project that the connection names; `default` when it names none.
+    """The project that a request names; `default` when it names none.
+
+    Raises:
+        InvalidProject: the header stands twice, or its value is no id.
+    """
+    return named_project(headers) or DEFAULT_PROJECT
+
+
+def named_project(headers: Headers) -> str | None:
+    """The project that a request names, None when it names none.
 
     Raises:
         InvalidProject: the header stands twice, or its value is no id.
     """
     values = headers.getlist(PROJECT_HEADER)
     if not values:
-        return DEFAULT_PROJECT
+        return None
     if len(values) > 1:
         raise InvalidProject(hint=f"send {PROJECT_HEADER} once")
     try:
@@ -65,16 +74,11 @@ class _IdConvertor(Convertor[str]):
 register_url_convertor("id", _IdConvertor())
 
 
-class EncodedPath:
-    """ASGI middleware: routes match the path as sent, so that an id may hold a `/` (as %2F)."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and "raw_path" in scope:
-            scope = {**scope, "path": scope["raw_path"].decode("latin-1")}
-        await self.app(scope, receive, send)
+def encoded_path(scope: Scope) -> str:
+    """The path as sent. Routes match it, so that an id may hold a `/` (as %2F)."""
+    raw: bytes | None = scope.get("raw_path")
+    path: str = scope["path"] if raw is None else raw.decode("latin-1")
+    return path
 
 
 def _nanoseconds(value: Any) -> int:
@@ -94,7 +98,16 @@ def _nanoseconds(value: Any) -> int:
 Time = Annotated[
     int,
     BeforeValidator(_nanoseconds),
-    Field(ge=0, lt=2**63, description="nanoseconds since 1970 (UTC), or RFC 3339 with an offset or Z"),
+    Field(ge=0, lt=2**63),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**63},
+                {"type": "string", "format": "date-time"},
+            ],
+            "description": "nanoseconds since 1970 (UTC), or RFC 3339 with an offset or Z",
+        }
+    ),
 ]
 
 

@@ -29,6 +29,8 @@ _HINTS = {
     404: "routes are listed at /v1/openapi.json",
     405: "the header Allow names the methods of this route",
 }
+_RETRY_AFTER_S = {503: 1, 507: 30}
+"""When to come back after a status that passes by itself, where the error does not say it."""
 _log = logging.getLogger("tracestore.api")
 
 
@@ -56,8 +58,9 @@ def _plain(value: Any) -> Any:
 def problem_response(problem: Mapping[str, Any], *, headers: Mapping[str, str] | None = None) -> Response:
     """The problem as a response; `retry_after_s` and `accept_encoding` become the headers they stand for."""
     more = dict(headers or {})
-    if "retry_after_s" in problem:
-        more["retry-after"] = str(problem["retry_after_s"])
+    retry_after_s = problem.get("retry_after_s", _RETRY_AFTER_S.get(problem["status"]))
+    if retry_after_s is not None:
+        more["retry-after"] = str(retry_after_s)
     if "accept_encoding" in problem:
         more["accept-encoding"] = str(problem["accept_encoding"])
     return Response(dumps(problem), status_code=problem["status"], media_type=MEDIA_TYPE, headers=more)
@@ -90,7 +93,7 @@ def _methods(request: Request) -> list[str]:
         scope = {**request.scope, "method": method}
         return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
-    return [method for method in ("DELETE", "GET", "POST", "PUT") if is_routed(method)]
+    return [method for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT") if is_routed(method)]
 
 
 async def _invalid_parameters(request: Request, error: Exception) -> Response:

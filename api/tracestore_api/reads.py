@@ -17,7 +17,7 @@ from tracestore.store import tables as t
 from tracestore.store.query import find_project
 from tracestore.store.store import NotFound, Store
 from tracestore.wire.base import WIRE_VERSIONS
-from tracestore_api.access import Project
+from tracestore_api.access import AnyProject, Project
 from tracestore_api.body import ENCODINGS
 from tracestore_api.parameters import MAX_PAGE, PROJECT_HEADER, Parameters
 from tracestore_api.response import StrictJSON
@@ -48,7 +48,7 @@ async def health(no: NoParameters) -> Response:
 
 
 @router.get("/v1/meta")
-def meta(request: Request, store: Stored, project: Project, no: NoParameters) -> Response:
+def meta(request: Request, store: Stored, project: AnyProject, no: NoParameters) -> Response:
     """What a client must know before it posts."""
     return StrictJSON(
         {
@@ -59,9 +59,17 @@ def meta(request: Request, store: Stored, project: Project, no: NoParameters) ->
             "project": project,
             "project_header": PROJECT_HEADER,
             "content_encodings": list(ENCODINGS),
-            "limits": {**asdict(request.app.state.limits), "max_page": MAX_PAGE},
+            "limits": {**_limits(request), "max_page": MAX_PAGE},
         }
     )
+
+
+def _limits(request: Request) -> dict[str, int | None]:
+    limits = asdict(request.app.state.limits)
+    if request.app.state.blobs is None:
+        # Nothing can be sent as a blob here, and null says so to a client before it tries.
+        limits |= {"max_blob_bytes": None, "max_offloaded_event_bytes": None}
+    return limits
 
 
 @router.get("/v1/episodes/{episode_id:id}")

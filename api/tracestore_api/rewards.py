@@ -11,13 +11,15 @@ import json
 from starlette.responses import Response
 
 from tracestore.ids import new_id
+from tracestore.store.ingest import Outcome
 from tracestore.wire.decode import decode_body
+from tracestore.wire.events import AnyEvent
 from tracestore.wire.limits import Limits
 from tracestore.wire.scan import SPAN, scan
 from tracestore.wire.strict import dumps
 from tracestore_api.body import Ticket, decompress
 from tracestore_api.errors import ConflictingReward, InvalidReward, RefusedReward
-from tracestore_api.ingest import EventsRoute
+from tracestore_api.ingest import EventsRoute, committed
 
 
 class RewardRoute(EventsRoute):
@@ -26,23 +28,36 @@ class RewardRoute(EventsRoute):
     With an id made by the server a retry is another reward: a scorer that retries sends its own.
     """
 
+    async def _respond_here(self, project: str, media_type: str | None, body: bytes) -> Response:
+        reward, made_id = self._read(body)
+        [outcome] = await committed(self._store, project, [reward])
+        return _answer(outcome, made_id)
+
     def _respond(
         self, project: str, media_type: str | None, coding: str | None, body: bytes, ticket: Ticket
     ) -> Response:
         text = decompress(body, coding=coding, max_bytes=self._limits.max_body_bytes, ticket=ticket)
+        reward, made_id = self._read(text)
+        [outcome] = self._store.ingest(project, [reward])
+        return _answer(outcome, made_id)
+
+    def _read(self, text: bytes) -> tuple[tuple[AnyEvent, bytes], str | None]:
         whole, made_id = whole_reward(text, limits=self._limits)
         [one] = decode_body(whole, content_type="application/json", limits=self._limits)
         if one.event is None:
             assert one.error is not None
             raise one.error
-        [outcome] = self._store.ingest(project, [(one.event, one.text)])
-        if outcome.status == "conflict":
-            raise ConflictingReward(id=one.id, hint=outcome.problem)
-        if outcome.status == "error":
-            raise RefusedReward(id=one.id, hint=outcome.problem)
-        made_by = "client" if made_id is None else "server"
-        answer = {"id": one.id, "id_made_by": made_by, "status": outcome.status}
-        return Response(dumps(answer), media_type="application/json")
+        return (one.event, one.text), made_id
+
+
+def _answer(outcome: Outcome, made_id: str | None) -> Response:
+    if outcome.status == "conflict":
+        raise ConflictingReward(id=outcome.id, hint=outcome.problem)
+    if outcome.status == "error":
+        raise RefusedReward(id=outcome.id, hint=outcome.problem)
+    made_by = "client" if made_id is None else "server"
+    answer = {"id": outcome.id, "id_made_by": made_by, "status": outcome.status}
+    return Response(dumps(answer), media_type="application/json")
 
 
 def whole_reward(text: bytes, *, limits: Limits) -> tuple[bytes, str | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,13 +11,13 @@ import pytest
 import zstandard
 from fastapi.testclient import TestClient
 from httpx2 import Response
-from sqlalchemy.event import listen
 
 from tests.factories import agent, answer, call, episode, posted, reward, user
+from tracestore.settings import Settings
 from tracestore.store.store import Store
 from tracestore.wire.events import AnyEvent
-from tracestore.wire.limits import Limits
-from tracestore_api.app import Queue, create_app
+from tracestore_api.app import create_app
+from tracestore_api.ingest import SMALL_BYTES
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}
@@ -173,7 +172,7 @@ def test_a_bad_event_alone_is_422_and_stores_nothing(client: TestClient) -> None
 
 
 def test_an_event_over_the_size_limit_fails_alone(store: Store) -> None:
-    app = create_app(store, limits=Limits(max_event_bytes=1000, max_body_bytes=10_000))
+    app = create_app(store, settings=Settings(max_event_bytes=1000, max_body_bytes=10_000))
     large = episode("large", task="x" * 1000)
     with TestClient(app, base_url="http://127.0.0.1") as client:
         response = post(client, array(episode("e"), large, GOOD), **JSON)
@@ -220,8 +219,8 @@ def test_an_empty_array_is_a_success(client: TestClient) -> None:
 
 
 def test_limits_of_the_whole_body_are_413_and_store_nothing(store: Store) -> None:
-    limits = Limits(max_event_bytes=500, max_body_bytes=500, max_events=3)
-    with TestClient(create_app(store, limits=limits), base_url="http://127.0.0.1") as client:
+    limits = Settings(max_event_bytes=500, max_body_bytes=500, max_events=3)
+    with TestClient(create_app(store, settings=limits), base_url="http://127.0.0.1") as client:
         many = post(client, array(*(episode(f"e{n}") for n in range(4))), **JSON)
         large = post(client, b" " * 501, **JSON)
         bomb = post(client, gzip.compress(b" " * 501), **JSON, Content_Encoding="gzip")
@@ -264,7 +263,7 @@ def test_query_parameters_are_refused(client: TestClient) -> None:
 
 
 def test_a_full_queue_is_503_with_retry_after_and_stores_nothing(store: Store) -> None:
-    app = create_app(store, queue=Queue(max_requests=0))
+    app = create_app(store, settings=Settings(max_requests_in_hand=0))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         response = post(client, line(episode("e1")))
         assert response.status_code == 503
@@ -323,14 +322,13 @@ def test_requests_come_back_byte_for_byte(client: TestClient) -> None:
     assert json.loads(client.get("/v1/calls/c1").content)["request"]["model"] == "m"
 
 
-def test_a_full_disk_is_a_problem_that_says_so(store: Store, client: TestClient) -> None:
-    def fill_up(connection: Any, _record: Any) -> None:
-        connection.execute("PRAGMA max_page_count = 1")
-
-    listen(store.engine, "connect", fill_up)
-    store.engine.dispose()
-    response = post(client, line(call("c", [user(str(random.Random(0).randbytes(200_000)))], "a")))
-    assert response.status_code == 503
-    assert response.headers["content-type"] == "application/problem+json"
-    assert response.json()["type"] == "urn:tracestore:problem:store-unavailable"
-    assert response.json()["hint"] == "free some space"
+@pytest.mark.parametrize("padding", [0, SMALL_BYTES])
+def test_a_small_and_a_large_body_are_answered_alike(client: TestClient, padding: int) -> None:
+    body = array(episode("e1"), episode("e1", task_id="other"), episode("e2"))
+    first = post(client, body + b" " * padding)
+    assert (first.status_code, statuses(first)) == (207, ["stored", "conflict", "stored"])
+    again = post(client, array(episode("e2")) + b"\n" * padding)
+    assert (again.status_code, statuses(again)) == (200, ["duplicate"])
+    assert post(client, b"[]" + b" " * padding).json()["items"] == []
+    scored = client.post("/v1/rewards", content=posted(reward("r", 1.0))[1] + b" " * padding)
+    assert scored.json() == {"id": "r", "id_made_by": "client", "status": "stored"}

@@ -7,8 +7,13 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.factories import episode, posted
-from tests.serving import Connection, running_server
+from tests.serving import Connection, Running, running_server
+from tests.store.servers import postgresql
+
+TRACESTORE = [sys.executable, "-m", "tracestore.cli.main"]
 
 BODY = posted(episode("e1"))[1]
 
@@ -26,15 +31,7 @@ def test_it_says_its_url_and_a_restart_still_has_everything(tmp_path: Path) -> N
 
 def test_an_address_that_others_can_reach_and_a_taken_port_are_refused(tmp_path: Path) -> None:
     def serve(*flags: str) -> subprocess.CompletedProcess[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "tracestore.cli.main",
-            "serve",
-            "--db",
-            f"sqlite:///{tmp_path}/x.db",
-            *flags,
-        ]
+        command = [*TRACESTORE, "serve", "--db", f"sqlite:///{tmp_path}/x.db", *flags]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     reachable = serve("--host", "0.0.0.0")
@@ -43,6 +40,80 @@ def test_an_address_that_others_can_reach_and_a_taken_port_are_refused(tmp_path:
         taken = serve("--port", server.url.rpartition(":")[2])
     assert (taken.returncode, "cannot listen" in taken.stderr) == (1, True)
     assert not (tmp_path / "x.db").exists()
+
+
+def make_key(url: str, *flags: str) -> str:
+    made = subprocess.run(
+        [*TRACESTORE, "keys", "create", "--db", url, "--name", "n", "--scope", "admin", *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return made.stdout.strip()
+
+
+def test_with_a_key_in_the_database_it_listens_where_others_can_reach_it(tmp_path: Path) -> None:
+    database = tmp_path / "t.db"
+    key = make_key(f"sqlite:///{database}", "--project", "tau")
+    with running_server(database, flags=["--host", "0.0.0.0"]) as server:
+        assert server.url.startswith("http://0.0.0.0:")
+        url = server.url.replace("0.0.0.0", "127.0.0.1")
+        with Connection(url) as connection:
+            assert connection.post("/v1/events", BODY)[0] == 401
+            assert connection.post("/v1/events", BODY, {"Authorization": f"Bearer {key}"})[0] == 200
+            assert connection.get("/v1/health")[0] == 200
+        assert server.ended_with() == 0
+    log = (tmp_path / "t.log").read_text()
+    assert log == ""
+
+
+def test_settings_come_from_flags_and_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACESTORE_MAX_EVENTS", "7")
+    monkeypatch.setenv("TRACESTORE_MAX_DEPTH", "9")
+    with (
+        running_server(tmp_path / "t.db", flags=["--max-depth", "11"]) as server,
+        Connection(server.url) as connection,
+    ):
+        limits = connection.get("/v1/meta")[1]["limits"]
+    assert (limits["max_events"], limits["max_depth"]) == (7, 11)
+
+
+def test_a_sqlite_file_is_served_by_one_process(tmp_path: Path) -> None:
+    command = [*TRACESTORE, "serve", "--workers", "2", "--db", f"sqlite:///{tmp_path}/x.db"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (refused.returncode, "PostgreSQL" in refused.stderr) == (2, True)
+    assert not (tmp_path / "x.db").exists()
+
+
+def test_several_processes_share_a_port_and_a_store_and_end_together(tmp_path: Path) -> None:
+    with postgresql() as url:
+        sent = {"Authorization": f"Bearer {make_key(url, '--project', 'tau')}"}
+        with running_server(tmp_path / "t.db", url=url, flags=["--workers", "2"]) as server:
+            _check_workers(server, sent)
+    assert (tmp_path / "t.log").read_text() == ""
+
+
+def _check_workers(server: Running, sent: dict[str, str]) -> None:
+    for expected in ("stored", "duplicate"):
+        for n in range(12):  # a connection each, so that both processes get some
+            with Connection(server.url) as connection:
+                status, answer = connection.post("/v1/events", posted(episode(f"e{n}"))[1], sent)
+            assert (status, answer["items"][0]["status"]) == (200, expected)
+    with Connection(server.url) as connection:
+        assert connection.get("/v1/episodes")[0] == 401
+    workers = workers_of(server.pid)
+    assert len(workers) == 2
+    assert server.ended_with() == 0
+    assert [pid for pid in workers if Path(f"/proc/{pid}").exists()] == []
+
+
+def workers_of(pid: int) -> list[int]:
+    """Its child processes, without the helper that multiprocessing starts beside them."""
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def test_health_answers_while_large_batches_are_decoded(tmp_path: Path) -> None:

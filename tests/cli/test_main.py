@@ -25,7 +25,18 @@ from tracestore.train.losses import UnknownLoss
 from tracestore_api.errors import NotLoopback
 
 SURFACE = {
-    "serve": {"--db", "--host", "--json", "--port"},
+    "serve": {
+        *("--blobs", "--db", "--host", "--inject", "--json", "--port", "--upstream", "--workers"),
+        *("--max-event-bytes", "--max-depth", "--max-body-bytes", "--max-events"),
+        *("--max-offloaded-event-bytes", "--max-blob-bytes"),
+        *("--max-requests-in-hand", "--max-bytes-in-hand", "--max-threads"),
+        *("--max-requests-per-s", "--max-bytes-per-s", "--allow-host", "--allow-origin"),
+    },
+    "keys": {"action"},
+    "keys create": {"--db", "--expires", "--json", "--name", "--project", "--scope"},
+    "keys list": {"--db", "--json", "--project"},
+    "keys revoke": {"--db", "--json", "--project", "prefix"},
+    "keys rotate": {"--db", "--grace", "--json", "--project", "prefix"},
     "demo": {"--dir", "--json", "--traces"},
     "import": {"--db", "--format", "--json", "--list-formats", "--project", "--url", "paths"},
     "show": {"--context", "--db", "--json", "--project", "id"},
@@ -38,7 +49,11 @@ SURFACE = {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),
         *("--max-tokens", "--micro-batch-tokens", "--seed", "--run", "--out", "--db", "--json"),
     },
-    "verify": {"--db", "--json", "--project", "--template", "--tokenizer", "exports"},
+    "verify": {"--blobs", "--db", "--json", "--project", "--template", "--tokenizer", "exports"},
+    "spool": {"action"},
+    "spool list": {"--folder", "--json", "--project"},
+    "spool show": {"--folder", "--json", "--project"},
+    "spool drain": {"--folder", "--json", "--project", "--url"},
     "db": {"action"},
     "db upgrade": {"--db", "--json"},
     "db check": {"--db", "--json"},

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tracestore import __version__
-from tracestore.cli import db, demo, export, import_, serve, show, sql, train, verify
+from tracestore.cli import db, demo, export, import_, keys, serve, show, spool, sql, train, verify
 from tracestore.cli.common import UsageError, Verb
 from tracestore.errors import TracestoreError
 
 VERBS: tuple[tuple[str, Verb], ...] = (
     ("serve", serve),
+    ("keys", keys),
     ("demo", demo),
     ("import", import_),
     ("show", show),
@@ -24,6 +25,7 @@ VERBS: tuple[tuple[str, Verb], ...] = (
     ("train", train),
     ("verify", verify),
     ("db", db),
+    ("spool", spool),
 )
 """In the order of a first session."""
 
