@@ -54,6 +54,12 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="EXPORT_DIR",
         help="exports of the project to check against the store (default: check the store itself)",
     )
+    parser.add_argument(
+        "--blobs",
+        metavar="PLACE",
+        help="where the server keeps the payloads, to check them too (default: FILE.blobs beside a SQLite"
+        " file, where it is there)",
+    )
     add_chat_flags(parser, purpose="what the exports were rendered with")
 
 
@@ -112,6 +118,21 @@ def _store(store: Store, args: argparse.Namespace) -> Iterator[Checked]:
         "findings": len(report.problems),
     }
     yield summary, [_facts(finding) for finding in report]
+    if (place := args.blobs or _default_blobs(args.db)) is not None:
+        from tracestore.store.blobs import open_blobs
+        from tracestore.store.blobs.verify import count_blobs, verify_blobs
+
+        found = [_facts(finding) for finding in verify_blobs(store, args.project, open_blobs(place))]
+        blobs = count_blobs(store, args.project)
+        yield {"checked": place, "project": args.project, "blobs": blobs, "findings": len(found)}, found
+
+
+def _default_blobs(db_url: str) -> str | None:
+    """The folder beside a SQLite file, if any blob was ever put there."""
+    from tracestore.store.blobs import default_blobs
+
+    place = default_blobs(db_url)
+    return place if place is not None and Path(place).is_dir() else None
 
 
 def _facts(finding: Finding) -> dict[str, str]:
