@@ -50,6 +50,15 @@ def events_of(value: Any, *, at: str, notes: Notes) -> Iterator[Item]:
         )
 
 
+def span_of(record: dict[str, Any], *, at: str, notes: Notes) -> Span | None:
+    """The span of one of `found_spans`; None where it has no ids or cannot be read, and the notes say why."""
+    trace_id = _trace_id(record["span"])
+    if trace_id is None:
+        notes.refuse(at, "a span without a trace id")
+        return None
+    return next(iter(_spans(trace_id, [(record, at)], notes)), None)
+
+
 def _found(value: Any, at: str, notes: Notes) -> Iterator[tuple[str, Any]]:
     for one in found_spans(value, at, notes):
         notes.rows["otlp/span"] += 1
@@ -199,11 +208,19 @@ def _parent(value: dict[str, Any]) -> str | None:
 
 def _moment(value: dict[str, Any], *names: str) -> int | None:
     for name in names:
-        found = otel_attributes.moment(value.get(name))
+        told = value.get(name)
+        is_exact = name.lower().endswith("nano") and (isinstance(told, int) or str(told).isdecimal())
+        found = _exact(told) if is_exact else otel_attributes.moment(told)
         if found is not None:
             del value[name]
             return found
     return None
+
+
+def _exact(value: Any) -> int | None:
+    """A time whose unit its name states: no size of the number tells another. 0 is unknown."""
+    number = int(value) if isinstance(value, (int, str)) and len(str(value)) < 20 else 0
+    return number if 0 < number < 2**63 else None
 
 
 def _status(value: dict[str, Any]) -> dict[str, Any]:
@@ -253,7 +270,7 @@ def _value(value: Any) -> Any:
         return inner
     if kind == "intValue":
         is_text = isinstance(inner, str) and inner.lstrip("-").isdecimal()
-        return int(inner) if is_text and len(inner) < 20 else inner
+        return int(inner) if is_text and len(inner) <= 20 else inner
     if kind == "arrayValue":
         return [_value(one) for one in inner.get("values") or ()] if isinstance(inner, dict) else value
     if kind == "kvlistValue":

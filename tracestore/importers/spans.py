@@ -136,10 +136,10 @@ class _Trace:
     def _distinct(self, spans: Iterable[Span]) -> dict[str, Span]:
         """Spans by id. A span that was exported again is one span."""
         found: dict[str, Span] = {}
-        for span in sorted(spans, key=lambda span: (-span.size, content_id("", _shown(span)))):
+        for span in sorted(spans, key=lambda span: (-span.size, content_id("", shown(span)))):
             kept = found.setdefault(span.span_id, span)
-            if kept is not span and _shown(kept) != _shown(span):
-                self._notes.leftover(f"{self._format}: superseded span", _shown(span), at=span.place)
+            if kept is not span and shown(kept) != shown(span):
+                self._notes.leftover(f"{self._format}: superseded span", shown(span), at=span.place)
         return dict(sorted(found.items()))
 
     def _without_wrappers(self) -> dict[str, Kind]:
@@ -229,7 +229,7 @@ class _Trace:
         for span in self._lost:
             self._notes.warn("a tool was carried out that no recorded model call asked for")
             if any(item.event.kind == "episode" for item in carry):
-                self._notes.leftover(f"{self._format}: tool without a call", _shown(span), at=span.place)
+                self._notes.leftover(f"{self._format}: tool without a call", shown(span), at=span.place)
         for span in self._in_time():
             kind = self._kinds[span.span_id]
             try:
@@ -237,7 +237,7 @@ class _Trace:
                 yield from [*own, *self._scores(span)]
             except WRONG_SHAPE as error:
                 self._notes.refuse(span.place, f"span {span.span_id}: {problem_of(error)}")
-                self._notes.leftover(f"{self._format}: span that makes no event", _shown(span), at=span.place)
+                self._notes.leftover(f"{self._format}: span that makes no event", shown(span), at=span.place)
         for use in self._uses:
             yield from guarded(self._tool_call(use), at=(use.span or use.call).place, notes=self._notes)
 
@@ -266,8 +266,8 @@ class _Trace:
             error=next((span.error for span in roots if span.error), None),
             meta=left(
                 self._format,
-                *map(_shown, roots),
-                *({"tool without a call": _shown(one)} for one in self._lost),
+                *map(shown, roots),
+                *({"tool without a call": shown(one)} for one in self._lost),
             ),
         )
 
@@ -375,7 +375,7 @@ class _Trace:
 
     def _note(self, span: Span) -> None:
         name = f"{self._format}: span that is no agent, call or tool"
-        self._notes.leftover(name, _shown(span), at=span.place)
+        self._notes.leftover(name, shown(span), at=span.place)
 
     def _scores(self, span: Span) -> Iterator[Item]:
         # Of a span of our own writer the rewards stand among the events beside it.
@@ -565,7 +565,7 @@ def _status(span: Span) -> str | None:
     return {True: "ok", False: "failed", None: None}[span.is_ok]
 
 
-def _shown(span: Span) -> dict[str, Any]:
+def shown(span: Span) -> dict[str, Any]:
     """What a span says, for `meta` and for notes."""
     exchange = span.exchange
     known = {
