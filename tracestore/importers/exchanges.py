@@ -29,6 +29,9 @@ from tracestore.wire.arrays import TokenIds
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Attempt, Call, CallError, Dialect
 from tracestore.wire.episode import Episode
+from tracestore.wire.errors import EventError
+from tracestore.wire.limits import Limits
+from tracestore.wire.scan import SPAN, Each, Shape, scan
 
 _ENDPOINTS: tuple[tuple[str, Dialect], ...] = (
     ("/chat/completions", "openai_chat"),
@@ -38,10 +41,11 @@ _ENDPOINTS: tuple[tuple[str, Dialect], ...] = (
 )
 _ACTIONS = ("generatecontent", "/converse")
 """In the paths of Gemini and Bedrock, whose requests are in none of our dialects."""
-_ASKED = ("messages", "input", "contents", "prompt")
+ASKED = ("messages", "input", "contents", "prompt")
 """What a request to a model has one of."""
 _RETRY = "x-stainless-retry-count"
-_LEFT_OUT = "a header, URL field or body field that may hold a credential was left out"
+_ANY_SIZE = Limits(max_event_bytes=2**40)
+LEFT_OUT = "a header, URL field or body field that may hold a credential was left out"
 
 
 @dataclass
@@ -63,6 +67,8 @@ class Exchange:
     started_at: int | None = None
     """UTC nanoseconds; None where it was not recorded."""
     ended_at: int | None = None
+    broken: CallError | None = None
+    """Why it ended before the response did; None where it did not, or nobody knows."""
 
     @property
     def dialect(self) -> Dialect | None:
@@ -88,7 +94,7 @@ class Exchange:
         request = request_body(self.request)
         body = None if request is None else request.value()
         if isinstance(body, dict):
-            is_asked = any(name in body for name in _ASKED)
+            is_asked = any(name in body for name in ASKED)
         else:  # cut off, or nested too deeply to be read
             is_asked = body is None or (isinstance(body, str) and body.lstrip().startswith("{"))
         if not is_asked:
@@ -124,13 +130,19 @@ def conversation(exchanges: Sequence[Exchange], *, prefix: str, notes: Notes) ->
     yield made(Agent, id=agent_id, episode_id=episode_id, role="main", depth=0)
     num_without = 0
     for ordinal, tries in enumerate(_attempts(exchanges)):
-        names = {"episode_id": episode_id, "agent_id": agent_id, "ordinal": ordinal}
+        names: dict[str, Any] = {"episode_id": episode_id, "agent_id": agent_id, "ordinal": ordinal}
         for place, exchange in enumerate(tries):
             chain = content_id(prefix, [chain, _content(exchange)])
             if place == 0:
                 names["id"] = f"{episode_id}/{chain.removeprefix(prefix + '-')}"
         num_without += tries[-1].request is None
-        yield from _call(tries, names, notes)
+        yield from call_of(
+            tries,
+            answer=answered(tries[-1].response),
+            request=request_body(tries[-1].request, told=lambda: notes.warn(LEFT_OUT)),
+            names=names,
+            notes=notes,
+        )
     if num_without:
         yield gap(
             episode_id,
@@ -181,15 +193,50 @@ def _is_retried(exchange: Exchange, following: Exchange) -> bool:
     return exchange.request is not None and after == before + 1 and exchange.request == following.request
 
 
-def _call(tries: Sequence[Exchange], names: Mapping[str, Any], notes: Notes) -> Iterator[Item]:
-    """The call of an exchange, the last of its attempts."""
+def call_of(
+    tries: Sequence[Exchange],
+    *,
+    answer: Answer | None,
+    request: Raw | None,
+    names: Mapping[str, Any],
+    notes: Notes,
+    rest: Mapping[str, Any] | None = None,
+) -> Iterator[Item]:
+    """The call of an exchange, the last of its attempts, with its tool calls and what is missing of it.
+
+    Args:
+        answer: `answered` of its response.
+        request: `request_body` of its request.
+        names: id, episode_id and agent_id, and whatever else is known of the call by its field.
+        rest: what else goes into its `meta`, beside `http`.
+    """
     exchange = tries[-1]
-    answer = answered(exchange.response)
     for kind, num in () if answer is None else answer.event_types.items():
         notes.rows[f"stream event/{kind}"] += num
     is_refused = exchange.status is not None and exchange.status >= 400
     if answer is None and exchange.response not in (None, "", b"") and not is_refused:
         notes.warn("a response of no known shape, kept in meta")
+    http = as_json(_http(tries, answer, told=lambda: notes.warn(LEFT_OUT)))
+    yield from answered_call(
+        answer,
+        request=request,
+        dialect=exchange.dialect,
+        status_code=exchange.status if is_refused else None,
+        broken=exchange.broken,
+        # Of a recording that goes on after an attempt, the longer one holds.
+        revision=len(tries) if exchange.request is not None else None,
+        endpoint=None if exchange.url is None else safe_url(exchange.url, told=lambda: notes.warn(LEFT_OUT)),
+        attempts=tuple(map(_attempt, tries)) if len(tries) > 1 else None,
+        started_at=tries[0].started_at,
+        ended_at=exchange.ended_at,
+        meta=raw({"http": http, **(rest or {})}),
+        names=names,
+    )
+
+
+def _http(tries: Sequence[Exchange], answer: Answer | None, *, told: Told) -> dict[str, Any]:
+    """What of a call's exchanges has no place in its event, without credentials."""
+    exchange = tries[-1]
     rest: dict[str, Any] = {
         **exchange.rest,
         "method": exchange.method,
@@ -197,25 +244,11 @@ def _call(tries: Sequence[Exchange], names: Mapping[str, Any], notes: Notes) -> 
         "response_headers": exchange.response_headers,
         "status": exchange.status,
     }
-    rest = {name: without(value, told=lambda: notes.warn(_LEFT_OUT)) for name, value in rest.items()}
+    rest = {name: without(value, told=told) for name, value in rest.items()}
     rest["response"] = answer.rest if answer is not None else exchange.response
     if len(tries) > 1:
         rest["earlier_responses"] = [one.response for one in tries[:-1]]
-    known_rest = {name: value for name, value in rest.items() if value not in (None, {}, [])}
-    yield from answered_call(
-        answer,
-        request=request_body(exchange.request, told=lambda: notes.warn(_LEFT_OUT)),
-        dialect=exchange.dialect,
-        names=names,
-        status_code=exchange.status if is_refused else None,
-        # Of a recording that goes on after an attempt, the longer one holds.
-        revision=len(tries) if exchange.request is not None else None,
-        endpoint=None if exchange.url is None else safe_url(exchange.url, told=lambda: notes.warn(_LEFT_OUT)),
-        attempts=tuple(map(_attempt, tries)) if len(tries) > 1 else None,
-        started_at=exchange.started_at,
-        ended_at=exchange.ended_at,
-        meta=raw({"http": as_json(known_rest)}),
-    )
+    return {name: value for name, value in rest.items() if value not in (None, {}, [])}
 
 
 def answered_call(
@@ -225,21 +258,23 @@ def answered_call(
     names: Mapping[str, Any],
     dialect: Dialect | None = None,
     status_code: int | None = None,
+    broken: CallError | None = None,
     **fields: Any,
 ) -> Iterator[Item]:
     """A call with its answer and tool calls, and a gap where it was answered and the answer is not there.
 
     Args:
         answer: None where it was not recorded, or in no known shape.
-        names: id, episode_id and agent_id, and ordinal where it is known.
+        names: id, episode_id and agent_id, and whatever else is known of the call by its field.
         dialect: of the request; None: that of its answer.
         status_code: of an exchange that failed.
-        fields: what else is known of the call.
+        broken: why the answer is not whole, where it is known.
+        fields: what else is known of the call; `names` win.
     """
     choices = [] if answer is None else answer.choices
     error = None if answer is None else answer.error
     is_failed = status_code is not None or error is not None
-    if not choices and not is_failed:
+    if not choices and not is_failed and broken is None:
         yield gap(
             names["id"],
             "unrecorded_stream",
@@ -256,10 +291,10 @@ def answered_call(
         "prompt_token_ids": None if ids is None else TokenIds.of(ids),
         "completions": tuple(map(completion, choices)) or None,
         "usage": None if answer is None else answer.usage,
-        "status": _status(choices, is_failed=is_failed),
-        "error": call_error(error, status_code=status_code) if is_failed else None,
+        "status": _status(choices, is_failed=is_failed, is_broken=broken is not None),
+        "error": call_error(error, status_code=status_code) if is_failed else broken,
     }
-    yield made(Call, **{**call, **names, **fields})
+    yield made(Call, **{**call, **fields, **names})
     for index, choice in enumerate(choices):
         yield from tool_calls(
             choice.message, completion=index, call_id=names["id"], episode_id=names["episode_id"]
@@ -274,14 +309,20 @@ def model_of(answer: Answer | None, request: Any) -> str | None:
     return model if isinstance(model, str) else None
 
 
-def _status(choices: Sequence[Choice], *, is_failed: bool) -> Any:
-    if any(choice.partial for choice in choices):
+def _status(choices: Sequence[Choice], *, is_failed: bool, is_broken: bool) -> Any:
+    if any(choice.partial for choice in choices) or (is_broken and not is_failed):
         return "aborted"
     return "failed" if is_failed else ("ok" if choices else None)
 
 
 def _attempt(exchange: Exchange) -> Attempt:
-    return known(Attempt, status_code=exchange.status)
+    return known(
+        Attempt,
+        status_code=exchange.status,
+        started_at=exchange.started_at,
+        ended_at=exchange.ended_at,
+        error=None if exchange.broken is None else exchange.broken.message,
+    )
 
 
 def call_error(error: Any, *, status_code: int | None = None) -> CallError:
@@ -338,10 +379,39 @@ def answered(body: Any) -> Answer | None:
     if text.startswith(("event:", "data:", ":")):
         return streams.streamed(event.data for event in streams.sent(text))
     try:
-        return streams.whole(exact.loads(text))
+        answer = streams.whole(exact.loads(text))
     except (ValueError, RecursionError):
         lines = [line for line in text.splitlines() if line.strip()]
         return streams.streamed(lines) if text.startswith("{") else None
+    return None if answer is None else _with_spans(answer, text)
+
+
+_SPANS: Shape = {
+    "choices": Each({"message": SPAN, "text": SPAN}),
+    "output": SPAN,
+    "role": SPAN,
+    "content": SPAN,
+}
+
+
+def _with_spans(answer: Answer, text: str) -> Answer:
+    """An answer whose messages are the bytes that came, as far as an event may hold them."""
+    try:
+        body = scan(text.encode("utf-8"), opaque=_SPANS, limits=_ANY_SIZE)
+    except (EventError, UnicodeEncodeError):
+        return answer
+    if not isinstance(body, dict):
+        return answer  # a stream of Gemini that came as one array
+    spans: list[Any] = [body.get("output")]
+    if answer.dialect == "anthropic_messages":
+        role, content = body.get("role", b'"assistant"'), body.get("content")
+        spans = [None if content is None else Raw(b'{"role":' + role + b',"content":' + content + b"}")]
+    elif "choices" in body:
+        spans = [one.get("message", one.get("text")) for one in body["choices"] if isinstance(one, dict)]
+    if len(spans) == len(answer.choices):
+        for choice, span in zip(answer.choices, spans, strict=True):
+            choice.span = span if isinstance(span, Raw) and span != b"null" else None
+    return answer
 
 
 def unpacked(body: bytes) -> bytes:

@@ -28,6 +28,7 @@ from tracestore.importers.documents import embedded
 from tracestore.importers.guard import as_dict, as_list
 from tracestore.importers.items import raw, taken
 from tracestore.wire.arrays import MAX_TOKEN_ID, Logprobs, TokenIds
+from tracestore.wire.base import Raw
 from tracestore.wire.call import Dialect, Usage
 from tracestore.wire.completion import CompletionBody
 
@@ -57,6 +58,8 @@ class Choice:
     """Logprobs with the texts of their tokens, as the server gave them."""
     partial: bool = False
     """The stream ended before it did."""
+    span: Raw | None = None
+    """The message as it stood in its body, to the byte; None where it was laid together, or parsed before."""
 
 
 @dataclass
@@ -177,6 +180,8 @@ def _chat(body: dict[str, Any]) -> Answer:
     answer.choices = choices_of(body)
     if answer.prompt_token_ids is None:
         answer.prompt_token_ids = _ids_of_choices(body)
+    for choice, ids in zip(answer.choices, _extended(answer, body), strict=False):
+        _given_ids(choice, ids)
     if "error" in body and body["error"] is not None:
         answer.error = body.pop("error")
     answer.usage, body_usage = usage.of(body.pop("usage", None))
@@ -200,9 +205,11 @@ def choices_of(body: dict[str, Any]) -> list[Choice]:
         message = one.pop("message", None)
         if message is None and isinstance(one.get("text"), str):
             message = one.pop("text")
-        choice = Choice(message, taken(one, "finish_reason", str), top_logprobs=one.pop("logprobs", None))
+        reason = taken(one, "finish_reason", str)
+        choice = Choice(message, finish_reason=reason, top_logprobs=one.pop("logprobs", None))
         if _are_ids(one.get("token_ids")):
             choice.token_ids = one.pop("token_ids")
+        _read_meta_info(choice, one)
         choices.append(_with_logprobs(choice))
         if one.get("index") == len(choices) - 1:
             one.pop("index")
@@ -224,11 +231,51 @@ def _ids_of_choices(body: dict[str, Any]) -> list[int] | None:
     return None
 
 
+def _extended(answer: Answer, body: dict[str, Any]) -> list[Any]:
+    """SGLang's `sglext`: the ids of the prompt, taken into the answer, and those of each choice.
+
+    Source: SGLang's protocol, `return_input_ids_in_sglext` and `return_output_ids_in_sglext`.
+    """
+    given = as_dict(body.get("sglext"))
+    if answer.prompt_token_ids is None and _are_ids(given.get("input_ids")):
+        answer.prompt_token_ids = given.pop("input_ids")
+    found = taken(given, "output_ids", list) or []
+    if "sglext" in body:
+        del body["sglext"]
+        body |= {"sglext": given} if given else {}
+    return found
+
+
+def _given_ids(choice: Choice, ids: Any) -> None:
+    """Give a choice the ids that stood beside it, where it has none of its own."""
+    if choice.token_ids is None and _are_ids(ids):
+        choice.token_ids = ids
+        _with_logprobs(choice)
+
+
+def _read_meta_info(choice: Choice, given: dict[str, Any]) -> None:
+    """SGLang's `meta_info.output_token_logprobs` of a choice: rows of logprob, id and text (mostly null)."""
+    info = as_dict(given.get("meta_info"))
+    rows = as_list(info.get("output_token_logprobs"))
+    if choice.token_ids is not None or not all(isinstance(row, list) and len(row) > 1 for row in rows):
+        return
+    ids = [row[1] for row in rows]
+    try:
+        values = guard.logprobs([row[0] for row in rows])
+    except ValueError:
+        return  # they are no numbers: they stay where they stand
+    if _are_ids(ids):
+        choice.token_ids, choice.logprobs = ids, values
+        if all(row[2:] in ([], [None]) for row in rows):
+            del info["output_token_logprobs"]
+            given["meta_info"] = info
+
+
 def completion(choice: Choice) -> CompletionBody:
     """A choice as a completion."""
     return guard.known(
         CompletionBody,
-        message=None if choice.message is None else raw(choice.message),
+        message=choice.span if choice.span or choice.message is None else raw(choice.message),
         finish_reason=choice.finish_reason,
         token_ids=None if choice.token_ids is None else TokenIds.of(choice.token_ids),
         logprobs=choice.logprobs,
@@ -262,7 +309,7 @@ def _with_logprobs(choice: Choice) -> Choice:
         ids = [int(match[1]) for match in matches if match is not None]
         choice.token_ids = ids if _are_ids(ids) else None
     values = [one.get("logprob") for one in content] or as_list(given.get("token_logprobs"))
-    if choice.token_ids is not None and len(values) == len(choice.token_ids):
+    if choice.token_ids is not None and choice.logprobs is None and len(values) == len(choice.token_ids):
         try:
             choice.logprobs = guard.logprobs(values)
         except ValueError:
@@ -284,16 +331,15 @@ def _chat_stream(events: Sequence[dict[str, Any]], *, is_done: bool) -> Answer:
     choices: dict[int, Choice] = {}
     rests: list[dict[str, Any]] = []
     counts = _Counts("usage")
+    ids_of: list[Any] = []
     for event in events:
         body = dict(event)
-        for name in ("id", "model"):
-            held = "provider_id" if name == "id" else name
-            if getattr(answer, held) in (None, "", body.get(name)) and isinstance(body.get(name), str):
-                setattr(answer, held, body.pop(name))
-        if answer.prompt_token_ids is None and _are_ids(body.get("prompt_token_ids")):
-            answer.prompt_token_ids = body.pop("prompt_token_ids")
+        _chunk_envelope(answer, body)
+        ids_of = _extended(answer, body) or ids_of
         left = [_chat_delta(one, messages, choices) for one in as_list(body.pop("choices", None))]
         body |= {"choices": left} if any(left) else {}
+        if answer.prompt_token_ids is None:
+            answer.prompt_token_ids = _ids_of_choices(body)
         counts.take(body)
         if body.get("error") is not None:
             answer.error = body.pop("error")
@@ -304,8 +350,19 @@ def _chat_stream(events: Sequence[dict[str, Any]], *, is_done: bool) -> Answer:
         choice.message = message["text"] if message.keys() == {"text"} else (message or None)
         choice.partial = choice.finish_reason is None and not is_done
         answer.choices.append(_with_logprobs(choice))
+        _given_ids(choice, ids_of[index] if index < len(ids_of) else None)
     answer.rest = _kept(rests)
     return _as_text(answer)
+
+
+def _chunk_envelope(answer: Answer, body: dict[str, Any]) -> None:
+    """`_envelope` of a chunk: each says again what the first one said."""
+    for name in ("id", "model"):
+        held = "provider_id" if name == "id" else name
+        if getattr(answer, held) in (None, "", body.get(name)) and isinstance(body.get(name), str):
+            setattr(answer, held, body.pop(name))
+    if answer.prompt_token_ids is None and _are_ids(body.get("prompt_token_ids")):
+        answer.prompt_token_ids = body.pop("prompt_token_ids")
 
 
 class _Counts:
@@ -353,7 +410,7 @@ def _chat_delta(given: Any, messages: dict[int, dict[str, Any]], choices: dict[i
     if isinstance(one.get("logprobs"), dict):
         choice.top_logprobs = choice.top_logprobs or {}
         replaced |= _lay(choice.top_logprobs, one.pop("logprobs"))
-    for name in ("finish_reason", "logprobs"):
+    for name in ("finish_reason", "logprobs", "token_ids"):
         if one.get(name, 0) is None:
             del one[name]
     if _are_ids(one.get("token_ids")):
