@@ -21,8 +21,14 @@ anything with `tolist()`.
 
 Events go out in batches on a background thread. `flush` and the end of the `with` block return when the
 server has them on its disk. Every event has its id before it is sent: a retry is recognised and stored once.
+In a coroutine the same two are `await client.aflush()` and `async with Client() as client`; recording itself
+only puts an event into a queue, and waits where that is full (10,000 events or 256 MB).
+
+`with episode:` and `with agent:` set what is current for the block: `@tool` functions and SDKs wrapped by
+`tracestore.instrument.wrap` record under it, each thread and asyncio task under its own.
 """
 
+from tracestore.client.current import ToolUse, current_agent, current_call, current_episode
 from tracestore.client.errors import (
     ClientClosed,
     ClientError,
@@ -31,7 +37,9 @@ from tracestore.client.errors import (
     RejectedEvents,
     RequestRefused,
     ServerAway,
+    SpoolUnusable,
 )
+from tracestore.client.outbox import Stats
 from tracestore.client.recording import (
     Agent,
     Call,
@@ -42,6 +50,7 @@ from tracestore.client.recording import (
     Episode,
     Group,
 )
+from tracestore.client.tools import tool
 
 __all__ = [
     "Agent",
@@ -59,4 +68,11 @@ __all__ = [
     "RejectedEvents",
     "RequestRefused",
     "ServerAway",
+    "SpoolUnusable",
+    "Stats",
+    "ToolUse",
+    "current_agent",
+    "current_call",
+    "current_episode",
+    "tool",
 ]

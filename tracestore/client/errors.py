@@ -31,6 +31,10 @@ class RequestRefused(ClientError):
     """The server refuses the request as a whole"""
 
 
+class SpoolUnusable(ClientError):
+    """The spool cannot be read or written"""
+
+
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """One event that the server did not take."""
@@ -49,8 +53,13 @@ class RejectedEvents(ClientError):
 
     status: ClassVar[int] = 422
 
-    def __init__(self, items: Sequence[Rejected]) -> None:
+    def __init__(self, items: Sequence[Rejected], *, more: int = 0) -> None:
+        """
+        Args:
+            more: how many there are beyond those listed.
+        """
         self.items = tuple(items)
         shown = "; ".join(f"#{one.index} {one.kind} {one.id}: {one.problem}" for one in self.items[:5])
-        more = f"; and {len(self.items) - 5} more (see .items)" if len(self.items) > 5 else ""
-        super().__init__(events=len(self.items), hint=shown + more)
+        more += max(0, len(self.items) - 5)
+        rest = f"; and {more} more (see .items)" if more else ""
+        super().__init__(events=min(len(self.items), 5) + more, hint=shown + rest)

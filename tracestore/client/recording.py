@@ -6,49 +6,65 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import Token
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from tracestore.client import current
+from tracestore.client.current import ToolUse
 from tracestore.client.errors import ClientError
-from tracestore.client.outbox import Outbox
+from tracestore.client.outbox import Outbox, Stats
+from tracestore.client.outcome import status_of, text_of
 from tracestore.client.server import Server
+from tracestore.client.settings import Settings
 from tracestore.client.spool import Spool
-from tracestore.client.text import event_text
-from tracestore.ids import id_problem, new_id
+from tracestore.client.text import checked_text, event_text
+from tracestore.client.tools import tool
+from tracestore.ids import new_id
 
 Policy = str | tuple[str, int | None] | Mapping[str, Any]
 """Which weights answered: name, or name and version."""
 
 
 class Client:
-    """Records over HTTP. Thread-safe; one per process (a forked child makes its own).
+    """Records over HTTP. Thread-safe; the child of a fork goes on with an empty queue of its own.
 
     Args:
-        url: of the server, `http://127.0.0.1:8421`.
-        project: the wall between tenants.
-        spool_dir: where events go while the server is away; `drain` sends them later. Without it they wait in
-            memory, and `flush` says so.
+        url: of the server (default: $TRACESTORE_URL, else http://127.0.0.1:8421).
+        api_key: sent as `Authorization: Bearer` (default: $TRACESTORE_API_KEY, else none).
+        project: wall between tenants (default: $TRACESTORE_PROJECT, the project of the key, else `default`).
+        spool_dir: where events go while the server is away; they are sent once it is back, and what a process
+            leaves there by `drain` or `tracestore spool drain` (default: $TRACESTORE_SPOOL). Without it they
+            wait in memory, and `flush` says so.
         timeout_s: for one request.
         retry_s: how long a server that does not answer is tried again before it counts as away.
     """
 
     def __init__(
         self,
-        url: str,
+        url: str | None = None,
         *,
-        project: str = "default",
+        api_key: str | None = None,
+        project: str | None = None,
         spool_dir: str | os.PathLike[str] | None = None,
         timeout_s: float = 60.0,
         retry_s: float = 60.0,
     ) -> None:
-        headers = _headers(project)
-        self._spool = None if spool_dir is None else Spool(Path(spool_dir), project)
+        settings = Settings.read(url=url, api_key=api_key, project=project, spool_dir=spool_dir)
+        self._settings = settings
+        folder = settings.spool_dir
+        self._spool = None if folder is None else Spool(folder, settings.owner)
         self._outbox = Outbox(
-            lambda: Server(url, headers=headers, timeout_s=timeout_s), spool=self._spool, retry_s=retry_s
+            lambda: Server(settings.url, headers=settings.headers(), timeout_s=timeout_s),
+            spool=self._spool,
+            retry_s=retry_s,
         )
+
+    def __repr__(self) -> str:
+        return f"Client({self._settings.url!r}, project={self._settings.project!r})"
 
     def __enter__(self) -> Self:
         return self
@@ -62,6 +78,14 @@ class Client:
             if error is None:
                 raise
             error.add_note(f"and not everything was recorded: {problem}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await _in_thread(lambda: self.__exit__(kind, error, trace))
 
     def group(
         self, id: str | None = None, *, size: int | None = None, task_id: str | None = None, task: Any = None
@@ -115,6 +139,43 @@ class Client:
         self._outbox.put(event_text(kind, id, fields))
         return id
 
+    def record(self, text: bytes) -> None:
+        """Record an event that is JSON text already. Raises as `event`."""
+        self._outbox.put(checked_text(text))
+
+    def reward(
+        self,
+        name: str,
+        value: float,
+        *,
+        episode_id: str,
+        agent_id: str | None = None,
+        call_id: str | None = None,
+        completion: int | None = None,
+        weight: float | None = None,
+        scorer: str | None = None,
+        scorer_version: str | None = None,
+        id: str | None = None,
+        meta: Any = None,
+    ) -> str:
+        """A score of what another process recorded, or records later. Returns the event's id."""
+        named = {"agent_id": agent_id, "call_id": call_id, "completion": completion}
+        return self.event(
+            "reward",
+            id,
+            target={"episode_id": episode_id} | {key: one for key, one in named.items() if one is not None},
+            name=name,
+            value=value,
+            weight=weight,
+            scorer=scorer,
+            scorer_version=scorer_version,
+            at=time.time_ns(),
+            meta=meta,
+        )
+
+    tool = staticmethod(tool)
+    """As `tracestore.client.tool`."""
+
     def flush(self) -> None:
         """Return when the server has everything recorded so far on its disk.
 
@@ -125,12 +186,29 @@ class Client:
         """
         self._outbox.flush()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether recording would wait for the sender now."""
+        return self._outbox.is_full
+
+    def wait_for_room(self) -> None:
+        """Return when it would not, or the server is away: recording raises that then."""
+        self._outbox.wait_for_room()
+
+    async def aflush(self) -> None:
+        """`flush` in a thread, for coroutines: the event loop goes on meanwhile."""
+        await _in_thread(self.flush)
+
+    def stats(self) -> Stats:
+        """Where the recorded events are now: in memory, in the spool, refused."""
+        return self._outbox.stats()
+
     def close(self) -> None:
         """flush, and stop. Events that are safe in the spool while the server is away are no error here."""
         self._outbox.close()
 
     def drain(self) -> int:
-        """Send what is spooled in `spool_dir`: by this process, and by processes that ended.
+        """Send what processes that ended left in `spool_dir`. What this one spooled, it sends by itself.
 
         Returns:
             How many events the server took. Files that were sent are removed; events that it did not take are
@@ -145,10 +223,11 @@ class Client:
         return self._outbox.drain(self._spool)
 
 
-def _headers(project: str) -> dict[str, str]:
-    if problem := id_problem(project):
-        raise ClientError(project=project, hint=problem)
-    return {"X-Tracestore-Project": project, "User-Agent": "tracestore-client"}
+async def _in_thread(work: Callable[[], None]) -> None:
+    # Loaded by whoever runs a coroutine: importing it would double the import time of the client.
+    import asyncio
+
+    await asyncio.to_thread(work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +239,22 @@ class Call:
     num_completions: int
     has_policy: bool
     """Whether a policy of ours sampled it."""
+    uses: tuple[ToolUse, ...] = field(default=(), repr=False, compare=False)
+    """The tool uses of its completions, where it was recorded from what the provider sent."""
+
+    def tool_use(self, tool_call_id: str) -> AbstractContextManager[None]:
+        """The next decorated tool that runs in the block executes this use; see `tracestore.client.tool`.
+
+        Args:
+            tool_call_id: the model's own id of the use, as in its message.
+        """
+        return current.using(self._use(tool_call_id, 0))
+
+    def _use(self, tool_call_id: str | None, completion: int) -> ToolUse:
+        for use in self.uses:
+            if tool_call_id is not None and use.tool_call_id == tool_call_id and use.is_free:
+                return use
+        return ToolUse(self.id, completion, tool_call_id)
 
     def __getitem__(self, index: int) -> Completion:
         if not 0 <= index < self.num_completions:
@@ -173,6 +268,10 @@ class Completion:
 
     call: Call
     index: int
+
+    def tool_use(self, tool_call_id: str) -> AbstractContextManager[None]:
+        """As `Call.tool_use`, of this completion."""
+        return current.using(self.call._use(tool_call_id, self.index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +379,20 @@ class Episode(_Scope):
     kind = "episode"
 
     def __init__(self, client: Client, id: str, **fields: Any) -> None:
-        self._agents: list[Agent] = []
+        self._open_agents: dict[str, Agent] = {}
+        self._token: Token[Any] | None = None
         super().__init__(client, id, **fields)
+
+    @property
+    def only_agent(self) -> Agent | None:
+        """The agent that is open; None where there is none or several."""
+        agents = list(self._open_agents.values())
+        return agents[0] if len(agents) == 1 else None
+
+    @property
+    def has_open_agents(self) -> bool:
+        """Whether an agent of it has not ended."""
+        return bool(self._open_agents)
 
     def agent(
         self,
@@ -332,7 +443,7 @@ class Episode(_Scope):
             snapshot_id=snapshot_id,
             meta=meta,
         )
-        self._agents.append(agent)
+        self._open_agents[agent.id] = agent
         return agent
 
     def candidates(
@@ -423,18 +534,21 @@ class Episode(_Scope):
         Args:
             status: ok, failed, budget_exhausted, infra_error, cancelled, interrupted, timeout, invalid.
         """
-        for agent in self._agents:
+        for agent in list(self._open_agents.values()):
             agent.close()
         self._end(status=status, error=error, stop_reason=stop_reason)
 
     def __enter__(self) -> Self:
+        self._token = current.enter_episode(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._token is not None:
+            current.leave(self._token)
         if self._is_open:
-            self.end(_status_of(error), error=_text_of(error))
+            self.end(status_of(error), error=text_of(error))
 
 
 class Agent(_Scope):
@@ -454,9 +568,13 @@ class Agent(_Scope):
     ) -> None:
         self.episode = episode
         self.depth = depth
-        self._model = model
-        self._policy = policy
+        self.model = model
+        self.policy = policy
+        """Of the calls from now on that do not name another; set it when the weights are updated."""
+        self.last_call: Call | None = None
+        """The call that was recorded last."""
         self._ordinals = itertools.count()
+        self._token: Token[Any] | None = None
         super().__init__(episode.client, id, episode_id=episode.id, depth=depth, model=model, **fields)
 
     def call(
@@ -511,17 +629,17 @@ class Agent(_Scope):
         """
         answers = _answers(completion, completions)
         parent_id, index = _named(parent)
-        policy = self._policy if policy is None else policy
-        model = model or self._model
+        policy = self.policy if policy is None else policy
+        model = model or self.model
         id = self.client.event(
             "call",
             id,
             episode_id=self.episode.id,
             agent_id=self.id,
-            ordinal=next(self._ordinals),
+            ordinal=self.next_ordinal(),
             purpose=purpose,
             model=model,
-            policy=_policy(policy),
+            policy=policy_fields(policy),
             provider_id=provider_id,
             endpoint=endpoint,
             dialect=dialect,
@@ -542,7 +660,33 @@ class Agent(_Scope):
             ended_at=ended_at,
             meta=meta,
         )
-        return Call(self, id, len(answers or ()), policy is not None)
+        self.last_call = Call(self, id, len(answers or ()), policy is not None)
+        return self.last_call
+
+    def next_ordinal(self) -> int:
+        """The place of the next call among the calls of this agent."""
+        return next(self._ordinals)
+
+    def active(self) -> AbstractContextManager[None]:
+        """Make it the current agent of the block, and leave it open: for work in other threads."""
+        return current.active(self)
+
+    def calls_are(
+        self,
+        *,
+        purpose: str | None = None,
+        policy: Policy | None = None,
+        parent: Call | Completion | None = None,
+        logprobs_are: str | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> AbstractContextManager[None]:
+        """What a wrapped SDK records of its calls in the block, beyond what passes over the wire; as `call`.
+
+        Example: `with agent.calls_are(purpose="summarize"): openai.chat.completions.create(...)`
+        """
+        fields = {"purpose": purpose, "policy": policy, "parent": parent, "logprobs_are": logprobs_are}
+        stated = {**fields, "meta": meta}
+        return current.calls_with({name: one for name, one in stated.items() if one is not None})
 
     def subagent(
         self,
@@ -558,7 +702,7 @@ class Agent(_Scope):
 
     def tool_call(
         self,
-        call: Call | Completion,
+        call: Call | Completion | ToolUse,
         *,
         tool_call_id: str | None = None,
         name: str | None = None,
@@ -579,14 +723,16 @@ class Agent(_Scope):
             arguments: their text as executed.
             status: ok, failed, cancelled or timeout.
         """
-        call_id, index = _named(call)
+        use = _use_of(call, tool_call_id)
         return self.client.event(
             "tool_call",
-            id,
+            id or use.event_id,
+            # What was recorded of the use when it was sampled says less than this.
+            revision=1 if use.event_id and not id else None,
             episode_id=self.episode.id,
-            call_id=call_id,
-            completion=index,
-            tool_call_id=tool_call_id,
+            call_id=use.call_id,
+            completion=use.completion or None,
+            tool_call_id=use.tool_call_id,
             name=name,
             arguments=arguments,
             result=result,
@@ -670,6 +816,7 @@ class Agent(_Scope):
         error: str | None = None,
     ) -> None:
         """End it. `return_message`: what it handed back; `finding_used`: whether its parent used that."""
+        self.episode._open_agents.pop(self.id, None)
         self._end(
             episode_id=self.episode.id,
             status=status,
@@ -685,13 +832,16 @@ class Agent(_Scope):
             self.end(status=None)
 
     def __enter__(self) -> Self:
+        self._token = current.enter_agent(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._token is not None:
+            current.leave(self._token)
         if self._is_open:
-            self.end(_status_of(error), error=_text_of(error))
+            self.end(status_of(error), error=text_of(error))
 
 
 def _named(one: Call | Completion | None) -> tuple[str | None, int | None]:
@@ -699,6 +849,13 @@ def _named(one: Call | Completion | None) -> tuple[str | None, int | None]:
     if isinstance(one, Completion):
         return one.call.id, one.index
     return (None, None) if one is None else (one.id, None)
+
+
+def _use_of(one: Call | Completion | ToolUse, tool_call_id: str | None) -> ToolUse:
+    if isinstance(one, ToolUse):
+        return one
+    call, index = (one.call, one.index) if isinstance(one, Completion) else (one, 0)
+    return call._use(tool_call_id, index)
 
 
 def _call_of(one: Call | Completion) -> Call:
@@ -741,7 +898,8 @@ def _token_span(
     return {"token_start": tokens[0], "token_length": tokens[1]}
 
 
-def _policy(policy: Policy | None) -> Mapping[str, Any] | None:
+def policy_fields(policy: Policy | None) -> Mapping[str, Any] | None:
+    """A policy as the wire has it."""
     if policy is None or isinstance(policy, Mapping):
         return policy
     name, version = (policy, None) if isinstance(policy, str) else policy
@@ -791,18 +949,3 @@ def _call_error(error: BaseException | Mapping[str, Any] | str | None) -> Mappin
     if isinstance(error, str):
         return {"message": error}
     return {"type": type(error).__name__, "message": str(error)}
-
-
-def _status_of(error: BaseException | None) -> str:
-    if error is None:
-        return "ok"
-    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
-        return "interrupted"
-    # asyncio's own, by name: importing asyncio would double the import time of the client.
-    if type(error).__name__ == "CancelledError":
-        return "cancelled"
-    return "timeout" if isinstance(error, TimeoutError) else "failed"
-
-
-def _text_of(error: BaseException | None) -> str | None:
-    return None if error is None else f"{type(error).__name__}: {error}"

@@ -27,6 +27,11 @@ def event_text(kind: str, event_id: str, fields: Mapping[str, Any]) -> bytes:
     return _json(event | {"non_finite": True})
 
 
+def checked_text(text: bytes) -> bytes:
+    """An event that is JSON text already; checked where it cannot go as a line, which would fail alone."""
+    return _checked_json(text) if b"\n" in text else text
+
+
 def _json(value: Any) -> bytes:
     """JSON text; lone surrogates become escapes, bytes are JSON text already and stay as they are."""
     if isinstance(value, (bytes, bytearray)):
