@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from tests.cli.test_main import COMMANDS
 from tests.serving import running_server
 from tracestore.importers.formats import formats
+from tracestore.settings import Settings, variable
 from tracestore.store.schema import view_statements
 from tracestore_api.app import create_app
 from tracestore_migrations import open_store
@@ -93,8 +95,18 @@ def test_the_routes_named_are_the_routes_served(tmp_path: Path) -> None:
         store.close()
     paths = app.openapi()["paths"]
     served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
-    named = set(re.findall(r"^\| `((?:GET|POST) /v1/[^`]*)` \|", README, flags=re.MULTILINE))
+    rows = r"^\| `((?:DELETE|GET|HEAD|PATCH|POST|PUT) /v1/[^`]*)` \|"
+    named = set(re.findall(rows, README, flags=re.MULTILINE))
     assert named == served | {f"GET {app.openapi_url}"}
+
+
+def test_every_setting_is_named_with_its_default_and_what_it_is() -> None:
+    rows = []
+    for one in fields(Settings):
+        flag = f"--{one.name.replace('_', '-')}"
+        default = "none" if one.default in (None, ()) else f"{one.default:,}"
+        rows.append(f"| `{flag}` | `{variable(one.name)}` | {default} | {one.metadata['what']} |")
+    assert [row for row in rows if row not in README] == []
 
 
 def test_every_view_is_named() -> None:
