@@ -41,8 +41,6 @@ from tokenizers.models import BPE
 Kind = Literal["text_full", "text_delta", "ids_full", "ids_delta"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 CALLS_PER_ROLLOUT = 66
-EVENTS_BESIDE_CALLS = 7
-"""Of a rollout: its episode, four agents, two context edits; the first of a group brings the group too."""
 
 _ROLLOUTS_PER_GROUP = 8
 _MAIN_CALLS, _SUBAGENT_CALLS = 40, 8

@@ -17,9 +17,9 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_default() -> None:
 
 
 def test_several_names_stand_with_commas_between_them() -> None:
-    environ = {"TRACESTORE_ALLOW_HOST": "a.example, b.example,", "TRACESTORE_ALLOW_ORIGIN": ""}
+    environ = {"TRACESTORE_ALLOW_HOST": "a.example, [fd00::1],", "TRACESTORE_ALLOW_ORIGIN": ""}
     found = read_settings(environ, given={})
-    assert (found.allow_host, found.allow_origin) == (("a.example", "b.example"), ())
+    assert (found.allow_host, found.allow_origin) == (("a.example", "[fd00::1]"), ())
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,11 @@ def test_several_names_stand_with_commas_between_them() -> None:
         {"TRACESTORE_MAX_EVENTS": "1e3"},
         {"TRACESTORE_MAX_REQUESTS_PER_S": "0"},
         {"TRACESTORE_MAX_BODY_BYTES": str(768 * 2**20 // 2 + 1)},
+        {"TRACESTORE_ALLOW_HOST": "traces.example:8421"},
+        {"TRACESTORE_ALLOW_HOST": "https://traces.example"},
+        {"TRACESTORE_ALLOW_ORIGIN": "traces.example"},
+        {"TRACESTORE_ALLOW_ORIGIN": "https://traces.example/page"},
+        {"TRACESTORE_ALLOW_ORIGIN": "null"},
     ],
 )
 def test_a_value_that_cannot_work_is_refused(environ: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ Each field is one setting: the environment variable `TRACESTORE_` + its name in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
@@ -14,6 +15,7 @@ from tracestore.errors import TracestoreError
 from tracestore.wire.limits import LIMITS, Limits
 
 PREFIX = "TRACESTORE_"
+_HOST = r"(?:[0-9A-Za-z._-]+|\[[0-9A-Fa-f:.]+\])"
 
 
 class InvalidSetting(TracestoreError):
@@ -26,8 +28,14 @@ def _number(default: int | None, what: str, *, least: int = 1, most: int = 2**62
     return field(default=default, metadata={"what": what, "least": least, "most": most})
 
 
-def _names(what: str) -> Any:
-    return field(default=(), metadata={"what": what})
+def _names(what: str, *, form: str, hint: str) -> Any:
+    return field(default=(), metadata={"what": what, "form": re.compile(form), "hint": hint})
+
+
+def _require_form(one: Field[Any], names: tuple[str, ...]) -> None:
+    for name in names:
+        if one.metadata["form"].fullmatch(name) is None:
+            raise InvalidSetting(setting=one.name, value=name, hint=one.metadata["hint"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +43,8 @@ class Settings:
     """What each setting means stands in its metadata, from which flags, help and the README table are made.
 
     Raises:
-        InvalidSetting: a number is out of its range, or two settings contradict each other.
+        InvalidSetting: a number is out of its range, a name could never match, or two settings contradict
+            each other.
     """
 
     max_event_bytes: int = _number(
@@ -62,10 +71,14 @@ class Settings:
         None, "bytes of bodies a second of one project and process, as sent; then 429 until it is made up for"
     )
     allow_host: tuple[str, ...] = _names(
-        "names in `Host` that are answered besides localhost and the address listened on"
+        "names in `Host` that are answered besides localhost and the address listened on",
+        form=_HOST,
+        hint="a host alone, as traces.example.org: any port is answered",
     )
     allow_origin: tuple[str, ...] = _names(
-        "origins of web pages that may call the server, as `https://traces.example.org`"
+        "origins of web pages that may call the server, as `https://traces.example.org`",
+        form=rf"https?://{_HOST}(?::\d{{1,5}})?/?",
+        hint="scheme, host and port, as https://traces.example.org",
     )
 
     def __post_init__(self) -> None:
@@ -74,6 +87,8 @@ class Settings:
             if isinstance(value, int) and not one.metadata["least"] <= value <= one.metadata["most"]:
                 hint = f"between {one.metadata['least']} and {one.metadata['most']}"
                 raise InvalidSetting(setting=one.name, value=value, hint=hint)
+            if isinstance(value, tuple):
+                _require_form(one, value)
         if self.max_bytes_in_hand < 2 * self.max_body_bytes:
             raise InvalidSetting(
                 max_bytes_in_hand=self.max_bytes_in_hand,

@@ -113,6 +113,9 @@ class Callers:
             return None
         if what.key is None and what.cookie:
             return Caller(await self._live(what.cookie, is_session=True), True)
+        if what.key is not None and what.key.startswith("ts_"):
+            # Cut short, or copied with more than itself: to ask for a key would send its owner the wrong way.
+            raise RefusedKey(hint="send the whole key, and nothing else, as it was shown when it was made")
         raise NoKey(hint=f"send Authorization: Bearer ts_..., or {KEY_HEADER}: ts_...")
 
     def forget(self, text: str) -> None:

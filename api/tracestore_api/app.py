@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyio import to_thread
 from fastapi import FastAPI
@@ -24,10 +24,13 @@ from tracestore_api.body import Admission
 from tracestore_api.guard import Entrance, Wall
 from tracestore_api.ingest import EventsRoute
 from tracestore_api.openapi import complete
-from tracestore_api.proxy.route import Proxy
 from tracestore_api.rates import Rates
 from tracestore_api.rewards import RewardRoute
 from tracestore_api.traces import TracesRoute
+
+if TYPE_CHECKING:
+    # Its HTTP client takes a fifth of the time in which a server starts, and most servers have no proxy.
+    from tracestore_api.proxy.route import Proxy
 
 READ_THREADS = 12
 """Reads at once. The store's pool has 15 connections, and one of them commits."""

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from tracestore.errors import TracestoreError
+from tracestore.store.engine import StoreUnavailable
 from tracestore.wire.errors import EventError
 from tracestore.wire.strict import dumps
 
@@ -37,14 +38,16 @@ _log = logging.getLogger("tracestore.api")
 def problem_of(error: TracestoreError) -> dict[str, Any]:
     """`{type, title, status, detail, ...values, hint}` of an error; the standard members win over values."""
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(error).__name__).lower()
-    values = {key: _plain(value) for key, value in error.values.items() if value is not None}
+    # Where the database lies, and what it says of itself, is for the log and not for every tenant.
+    is_ours = isinstance(error, StoreUnavailable)
+    values = {key: _plain(value) for key, value in error.values.items() if value is not None and not is_ours}
     if isinstance(error, EventError) and error.path is not None:
         values["path"] = error.path
     problem = values | {
         "type": f"urn:tracestore:problem:{name}",
         "title": error.title,
         "status": error.status,
-        "detail": str(error),
+        "detail": error.title if is_ours else str(error),
     }
     if error.hint is not None:
         problem["hint"] = error.hint
@@ -68,6 +71,8 @@ def problem_response(problem: Mapping[str, Any], *, headers: Mapping[str, str] |
 
 async def _tracestore_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TracestoreError)
+    if isinstance(error, StoreUnavailable):
+        _log.error("%s", error)
     return problem_response(problem_of(error))
 
 

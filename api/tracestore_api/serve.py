@@ -23,7 +23,6 @@ from tracestore.store.engine import NoStore
 from tracestore.store.keys import has_keys
 from tracestore_api.app import create_app
 from tracestore_api.errors import AddressUnavailable, NotLoopback, OneProcessOnly
-from tracestore_api.proxy.route import Proxy
 from tracestore_migrations import open_store
 
 DEFAULT_HOST = "127.0.0.1"
@@ -55,6 +54,8 @@ class Process:
             blobs = _blobs(self.blobs or default_blobs(self.db_url))
             proxy = None
             if self.upstream is not None:
+                from tracestore_api.proxy.route import Proxy
+
                 proxy = Proxy(store, upstream=self.upstream, inject=self.inject, settings=self.settings)
             yield create_app(
                 store, settings=self.settings, blobs=blobs, own_hosts=self.own_hosts, proxy=proxy

@@ -270,6 +270,14 @@ def test_what_is_no_key_of_ours_is_no_key(served: Served, headers: dict[str, str
     assert served.client.get("/v1/meta", headers=headers).status_code == 401
 
 
+@pytest.mark.parametrize("shown", ["ts_aaaaaaaa", "ts_aaaaaaaa_" + 44 * "b", "ts_..."])
+def test_a_key_that_is_not_whole_is_told_so(served: Served, shown: str) -> None:
+    served.key()
+    served.clock.now += REMEMBERED_S
+    response = served.client.get("/v1/meta", headers={"Authorization": f"Bearer {shown}"})
+    assert (response.status_code, "whole key" in response.json()["hint"]) == (401, True)
+
+
 def test_beside_our_own_header_the_authorization_is_the_upstreams(served: Served) -> None:
     headers = {"X-Tracestore-Key": served.key().text, "Authorization": "Bearer sk-of-the-upstream"}
     assert served.client.get("/v1/meta", headers=headers).status_code == 200

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import socket
 import threading
 from pathlib import Path
 
@@ -12,8 +11,7 @@ import pytest
 from tests.factories import episode, posted
 from tests.serving import Connection, Running, running_server
 from tests.store.servers import postgresql
-
-TRACESTORE = [sys.executable, "-m", "tracestore.cli.main"]
+from tracestore.cli.main import main
 
 BODY = posted(episode("e1"))[1]
 
@@ -29,33 +27,29 @@ def test_it_says_its_url_and_a_restart_still_has_everything(tmp_path: Path) -> N
     assert (tmp_path / "t.log").read_text() == ""
 
 
-def test_an_address_that_others_can_reach_and_a_taken_port_are_refused(tmp_path: Path) -> None:
-    def serve(*flags: str) -> subprocess.CompletedProcess[str]:
-        command = [*TRACESTORE, "serve", "--db", f"sqlite:///{tmp_path}/x.db", *flags]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-    reachable = serve("--host", "0.0.0.0")
-    assert (reachable.returncode, "loopback" in reachable.stderr) == (2, True)
-    with running_server(tmp_path / "t.db") as server:
-        taken = serve("--port", server.url.rpartition(":")[2])
-    assert (taken.returncode, "cannot listen" in taken.stderr) == (1, True)
+def test_an_address_that_others_can_reach_and_a_taken_port_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve = ["serve", "--db", f"sqlite:///{tmp_path}/x.db"]
+    assert main([*serve, "--host", "0.0.0.0"]) == 2
+    assert "loopback" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main([*serve, "--port", str(taken.getsockname()[1])]) == 1
+    assert "cannot listen" in capsys.readouterr().err
     assert not (tmp_path / "x.db").exists()
 
 
-def make_key(url: str, *flags: str) -> str:
-    made = subprocess.run(
-        [*TRACESTORE, "keys", "create", "--db", url, "--name", "n", "--scope", "admin", *flags],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return made.stdout.strip()
+def make_key(capsys: pytest.CaptureFixture[str], url: str) -> str:
+    words = ["--db", url, "--project", "tau", "--name", "n", "--scope", "admin"]
+    assert main(["keys", "create", *words]) == 0
+    return capsys.readouterr().out.strip()
 
 
-def test_with_a_key_in_the_database_it_listens_where_others_can_reach_it(tmp_path: Path) -> None:
+def test_with_a_key_in_the_database_it_listens_where_others_can_reach_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     database = tmp_path / "t.db"
-    key = make_key(f"sqlite:///{database}", "--project", "tau")
+    key = make_key(capsys, f"sqlite:///{database}")
     with running_server(database, flags=["--host", "0.0.0.0"]) as server:
         assert server.url.startswith("http://0.0.0.0:")
         url = server.url.replace("0.0.0.0", "127.0.0.1")
@@ -81,16 +75,17 @@ def test_settings_come_from_flags_and_the_environment(
     assert (limits["max_events"], limits["max_depth"]) == (7, 11)
 
 
-def test_a_sqlite_file_is_served_by_one_process(tmp_path: Path) -> None:
-    command = [*TRACESTORE, "serve", "--workers", "2", "--db", f"sqlite:///{tmp_path}/x.db"]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (refused.returncode, "PostgreSQL" in refused.stderr) == (2, True)
+def test_a_sqlite_file_is_served_by_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--workers", "2", "--db", f"sqlite:///{tmp_path}/x.db"]) == 2
+    assert "PostgreSQL" in capsys.readouterr().err
     assert not (tmp_path / "x.db").exists()
 
 
-def test_several_processes_share_a_port_and_a_store_and_end_together(tmp_path: Path) -> None:
+def test_several_processes_share_a_port_and_a_store_and_end_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with postgresql() as url:
-        sent = {"Authorization": f"Bearer {make_key(url, '--project', 'tau')}"}
+        sent = {"Authorization": f"Bearer {make_key(capsys, url)}"}
         with running_server(tmp_path / "t.db", url=url, flags=["--workers", "2"]) as server:
             _check_workers(server, sent)
     assert (tmp_path / "t.log").read_text() == ""

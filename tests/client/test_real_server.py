@@ -17,19 +17,9 @@ def test_a_key_opens_its_project_and_a_large_event_arrives_to_the_byte(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database = tmp_path / "t.db"
-    words = [
-        "--db",
-        f"sqlite:///{database}",
-        "--project",
-        "mine",
-        "--name",
-        "r",
-        "--scope",
-        "write",
-        "--scope",
-        "read",
-    ]
-    assert main(["keys", "create", *words, "--json"]) == 0
+    where = ("--db", f"sqlite:///{database}", "--project", "mine")
+    scopes = ("--scope", "write", "--scope", "read")
+    assert main(["keys", "create", "--json", *where, *scopes, "--name", "r"]) == 0
     key = json.loads(capsys.readouterr().out)["key"]
     request = b'{"messages": [{"role":"user",\n "content":"' + b"x" * 50_000 + b'\\ud83d"}], "seed": 1e400}'
     with running_server(database, flags=["--max-event-bytes", "20000", "--max-events", "7"]) as server:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tracestore.graph.match import match_hash
@@ -35,7 +35,11 @@ _MESSAGES = st.fixed_dictionaries(
 )
 
 
+_NAMELESS = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+
+
 @given(_MESSAGES)
+@example({"role": "assistant", "content": None, "tool_calls": [_NAMELESS]})
 def test_an_ordinary_message_is_read_as_any_other(value: dict[str, Any]) -> None:
     message = Raw(json.dumps(value).encode("ascii"))
     found = ordinary(message)

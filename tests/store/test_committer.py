@@ -124,5 +124,12 @@ def test_a_closed_store_takes_nothing_more(tmp_path: Path) -> None:
         store.ingest("p", [posted(make.gap())])
 
 
+def test_events_that_were_handed_over_cannot_be_taken_back(store: Store) -> None:
+    first = store.submit("p", [posted(make.episode("e1"))])
+    assert not first.cancel()
+    assert [one.status for one in first.result(timeout=30)] == ["stored"]
+    assert [one.status for one in store.ingest("p", [posted(make.episode("e2"))])] == ["stored"]
+
+
 def test_nothing_to_store_is_nothing_to_wait_for(store: Store) -> None:
     assert store.ingest("p", []) == []

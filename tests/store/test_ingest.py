@@ -56,6 +56,13 @@ def test_the_same_value_in_another_spelling_is_a_duplicate(store: Store) -> None
         assert statuses(store.ingest("p", [(decode_event(text), text)])) == [status]
 
 
+def test_a_negative_zero_told_again_in_other_words_is_a_duplicate(store: Store) -> None:
+    text = b'{"v":1,"kind":"reward","id":"r","target":{"episode_id":"e"},"name":"n","value":-0.0}'
+    spaced = text.replace(b",", b", ")
+    told = [store.ingest("p", [(decode_event(one), one)]) for one in (text, spaced)]
+    assert [statuses(outcomes) for outcomes in told] == [["stored"], ["duplicate"]]
+
+
 def test_another_value_is_a_conflict_that_names_the_field_and_the_first_is_kept(store: Store) -> None:
     ingest(store, make.reward("r", 1.0))
     [outcome] = ingest(store, make.reward("r", 2.0))

@@ -9,6 +9,7 @@ from dataclasses import fields
 
 from tracestore.cli.common import (
     Subparsers,
+    UsageError,
     add_db_flag,
     extra,
     note,
@@ -91,6 +92,8 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.inject and args.upstream is None:
+        raise UsageError(hint="--inject changes what goes to an --upstream: name one")
     with extra("serve"):
         from tracestore_api.serve import Listening, serve
 

@@ -387,8 +387,8 @@ class Outbox:
         if self._is_trouble_told:
             return
         self._is_trouble_told = True
-        where = "in memory" if self._spool is None else f"in {self._spool.folder}"
-        _log.warning("%s; the events wait %s until it answers", problem, where)
+        soon = "" if self._spool is None else f", or soon in {self._spool.folder},"
+        _log.warning("%s; the events wait in memory%s until it answers", problem, soon)
 
     # the spool
 

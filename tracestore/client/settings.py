@@ -28,6 +28,8 @@ DEFAULT_PROJECT = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
+    """What a client is told once, when it begins."""
+
     url: str
     api_key: str | None = field(repr=False)
     project: str | None

@@ -71,7 +71,7 @@ def ordinary(message: bytes) -> Ordinary | None:
     uses: tuple[ToolUse, ...] = ()
     if said.tool_calls:
         fed.append(_TOOL_CALLS % len(said.tool_calls) + b"".join(map(_call, said.tool_calls)))
-        uses = tuple(ToolUse(one.id, one.function.name, one.function.arguments) for one in said.tool_calls)
+        uses = tuple(_use(one) for one in said.tool_calls)
     match = blake2b(b"{%d:%b" % (len(fed), b"".join(fed)), digest_size=HASH_BYTES).digest()
     return Ordinary(said.role, match, said.content or "", None if said.name is UNSET else said.name, uses)
 
@@ -82,6 +82,11 @@ _decode = msgspec.json.Decoder(_Message).decode
 def _call(call: _Call) -> bytes:
     function = call.function
     return _CALL % (_text(function.arguments), _text(function.name), _text(call.id), _text(call.type))
+
+
+def _use(call: _Call) -> ToolUse:
+    # As `tool_uses` has it, a tool without a name is one whose name is not known.
+    return ToolUse(call.id, call.function.name or None, call.function.arguments)
 
 
 def _text(text: str) -> bytes:

@@ -11,7 +11,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -69,6 +69,8 @@ class Committer:
     def submit(self, project: str, events: Sequence[Prepared]) -> Future[list[Outcome]]:
         """Hand events over; done when they are on disk, and not to be cancelled. Any thread may call."""
         post = _Post(project, events)
+        # As if it ran already: a future that its holder could cancel would have no place for the outcome.
+        post.done.set_running_or_notify_cancel()
         with self._lock:
             if self._is_closed:
                 raise StoreClosed()
@@ -157,15 +159,16 @@ class Committer:
 
     def _try(self, posts: Sequence[_Post]) -> list[list[Outcome]]:
         now = time.time_ns()
-        results: list[list[Outcome]] = []
+        outcomes: dict[str, list[Outcome]] = {}
         with self._engine.begin() as connection:
             transactions: dict[str, Transaction] = {}
             # In order of name: two servers on one PostgreSQL then never wait for each other in a circle.
             for project in sorted({post.project for post in posts}):
                 transactions[project] = self._begin(connection, project, now)
-            for post in posts:
-                results.append(apply(transactions[post.project], post.events))
-            for transaction in transactions.values():
+            for project, transaction in transactions.items():
+                # All posts of a project as one batch: what it refers to is looked up once.
+                events = [event for post in posts if post.project == project for event in post.events]
+                outcomes[project] = apply(transaction, events)
                 transaction.finish()
         for project, transaction in transactions.items():
             transaction.memory.commit_seq = transaction.pos
@@ -173,7 +176,7 @@ class Committer:
             self._memories[project] = transaction.memory
         while len(self._memories) > _REMEMBERED_PROJECTS:
             del self._memories[next(iter(self._memories))]
-        return results
+        return _by_post(posts, outcomes)
 
     def _begin(self, connection: Connection, project: str, now: int) -> Transaction:
         """Lock the project's row, which is made on first use, and find out where it stands."""
@@ -193,3 +196,17 @@ class Committer:
         if memory is None or memory.commit_seq != commit_seq or memory.project_id != project_id:
             memory = Memory.of(project_id, commit_seq)
         return Transaction(connection, memory, next_key=next_key, now=now)
+
+
+def _by_post(posts: Sequence[_Post], outcomes: Mapping[str, Sequence[Outcome]]) -> list[list[Outcome]]:
+    """The outcomes of each post, counted from its first event, out of those of each project."""
+    starts = dict.fromkeys(outcomes, 0)
+    found = []
+    for post in posts:
+        start = starts[post.project]
+        end = starts[post.project] = start + len(post.events)
+        mine = outcomes[post.project][start:end]
+        found.append(
+            [replace(outcome, index=index) for index, outcome in enumerate(mine)] if start else [*mine]
+        )
+    return found

@@ -27,6 +27,8 @@ _DICTIONARY_BYTES = 64 * 2**10
 
 
 class Stored(NamedTuple):
+    """Bytes as the row of a content holds them."""
+
     codec: str
     data: bytes
     dictionary_key: int | None

@@ -191,6 +191,8 @@ class _Writer:
             if (name in first.model_fields_set) != (name in event.model_fields_set)
             or getattr(first, name) != getattr(event, name)
         ]
+        if not differing and _unsigned(first) == _unsigned(event):
+            return
         problem = "an event with this id and another value is stored; the first is kept"
         raise Refused("conflict", f"{problem} (they differ in: {', '.join(sorted(differing))})")
 
@@ -465,6 +467,11 @@ def _answers(event: AnyEvent) -> Iterable[tuple[CompletionKey, CompletionFields]
     elif isinstance(event, Call):
         for index, body in enumerate(event.completions or ()):
             yield (event.id, index), body
+
+
+def _unsigned(event: AnyEvent) -> bytes:
+    """Its JSON value with 0.0 for -0.0: of a number in a column, SQLite keeps no sign of a zero."""
+    return canonical(encode(event).replace(b":-0.0", b":0.0"))
 
 
 def _merged(earlier: AnyEvent, event: AnyEvent) -> AnyEvent:

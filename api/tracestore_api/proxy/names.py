@@ -32,6 +32,7 @@ from urllib.parse import unquote
 
 from tracestore.ids import id_problem
 from tracestore.store.keys import is_key
+from tracestore_api.access import SESSION_COOKIE
 from tracestore_api.proxy.errors import UnknownName
 
 PREFIX = "/proxy"
@@ -120,7 +121,9 @@ def address_of(path: str, headers: Headers) -> Address:
         name = unusable.removeprefix("path: ")
         raise UnknownName(name=name, reason=names.unusable[unusable], hint=f"names are {_known()}")
     kept = [
-        (name, _without_suffix(name, value, names)) for name, value in kept if not _is_our_key(name, value)
+        (name, _without_suffix(name, value, names))
+        for name, value in _without_our_cookie(kept)
+        if not _is_our_key(name, value)
     ]
     _state_trace(kept, names)
     return Address(names, rest, kept, speaks=bool(pairs))
@@ -168,6 +171,19 @@ def _split_path(path: str) -> tuple[str, list[tuple[str, str]]]:
 def _is_our_key(name: bytes, value: bytes) -> bool:
     """Whether a header has a key of this server, which is none of the upstream's business."""
     return name.decode("latin-1") in CREDENTIALS and is_key(value.decode("latin-1").rpartition(" ")[2])
+
+
+def _without_our_cookie(headers: Headers) -> Iterator[tuple[bytes, bytes]]:
+    """Headers without the session that a browser holds here and sends to every path of this host."""
+    for name, value in headers:
+        if name == b"cookie" and SESSION_COOKIE.encode("ascii") in value:
+            pairs = (one.strip() for one in value.split(b";"))
+            value = b"; ".join(
+                one for one in pairs if one.partition(b"=")[0] != SESSION_COOKIE.encode("ascii")
+            )
+            if not value:
+                continue
+        yield name, value
 
 
 def _without_suffix(name: bytes, value: bytes, names: Names) -> bytes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -23,6 +23,7 @@ from sqlalchemy import Table, func, select
 from tracestore.ids import new_id
 from tracestore.importers.items import Item, gap, made, raw
 from tracestore.store import tables as t
+from tracestore.store.engine import StoreUnavailable
 from tracestore.store.query import find_project
 from tracestore.store.store import Store
 from tracestore.wire.episode import Episode
@@ -98,11 +99,12 @@ class Recorder:
         self._has_lost = False
         self._give_up_at = float("inf")
         self._lost: deque[_Lost] = deque()
-        self._untold = 0
+        self._untold: Counter[str] = Counter()
+        """Of each project; the same of the counts."""
         self._unplaced = new_id()
         self._starts: deque[_Start] = deque(maxlen=_REMEMBERED_STARTS)
         self._started: Recent[tuple[str, str, str], bool] = Recent(_REMEMBERED_STARTS)
-        self._counts = {"recorded": 0, "lost": 0, "gaps": 0}
+        self._counts: dict[str, Counter[str]] = {name: Counter() for name in ("recorded", "lost", "gaps")}
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -135,11 +137,17 @@ class Recorder:
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting and not self._is_busy)
 
-    def status(self) -> dict[str, int]:
-        """Calls recorded and lost, gaps stored for the lost ones, and what waits now."""
+    def status(self, project: str) -> dict[str, int]:
+        """Calls of a project recorded and lost, gaps stored for the lost ones, and what waits now."""
         with self._changed:
-            waiting = {"waiting": len(self._waiting), "waiting_bytes": self._bytes}
-            return {**self._counts, **waiting, "gaps_waiting": len(self._lost) + self._untold}
+            sizes = [one.size for one in self._waiting if one.project == project]
+            lost = sum(one.project == project for one in self._lost)
+            return {
+                **{name: counts[project] for name, counts in self._counts.items()},
+                "waiting": len(sizes),
+                "waiting_bytes": sum(sizes),
+                "gaps_waiting": lost + self._untold[project],
+            }
 
     # --- The thread -------------------------------------------------------------------------------
 
@@ -215,7 +223,9 @@ class Recorder:
         try:
             problems = self._stored(project, items)
         except Exception as error:  # noqa: BLE001 - a store fails in as many ways as there are databases
-            detail = f"the store failed: {type(error).__name__}: {error}"
+            # Where the database lies is not for every tenant.
+            what = error.title if isinstance(error, StoreUnavailable) else f"{type(error).__name__}: {error}"
+            detail = f"the store failed: {what}"
             for capture, events in made_of:
                 self._lose(capture, "recording_failed", detail, events)
             return
@@ -225,7 +235,7 @@ class Recorder:
                 self._lose(capture, "recording_refused", "; ".join(told), events)
             else:
                 with self._changed:
-                    self._counts["recorded"] += 1
+                    self._counts["recorded"][project] += 1
 
     def _stored(self, project: str, items: Sequence[Item]) -> dict[int, str]:
         """Store events, trying again while the store fails; what it refused, by the identity of the item."""
@@ -261,41 +271,39 @@ class Recorder:
         episode = episode_id_of(events[0].event) if events else capture.names.get("episode")
         lost = _Lost(capture.project, episode, call_id, cause, detail[:_MAX_DETAIL])
         with self._changed:
-            self._counts["lost"] += 1
+            self._counts["lost"][lost.project] += 1
             self._has_lost = True
             if len(self._lost) < _MAX_LOST:
                 self._lost.append(lost)
             else:
-                self._untold += 1
+                self._untold[lost.project] += 1
             self._changed.notify_all()
 
     def _num_untold(self) -> int:
-        return len(self._lost) + self._untold
+        return len(self._lost) + self._untold.total()
 
     def _tell_losses(self) -> None:
         """State what was lost as gaps, if the store takes them."""
         with self._changed:
-            lost, untold = list(self._lost), self._untold
+            lost, untold = list(self._lost), self._untold.copy()
         if not lost:
             return
-        by_project: dict[str, list[Item]] = {one.project: [self._episode_of_gaps()] for one in lost}
+        by_project: dict[str, list[Item]] = defaultdict(lambda: [self._episode_of_gaps()])
         for one in lost:
             by_project[one.project].append(self._gap(one))
-        if untold:
-            more = f"{untold:,} more calls passed and are not recorded"
-            by_project[lost[-1].project].append(
-                gap(new_id(), "recording_failed", more, episode_id=self._unplaced)
-            )
+        for project, num in untold.items():
+            more = f"{num:,} more calls passed and are not recorded"
+            by_project[project].append(gap(new_id(), "recording_failed", more, episode_id=self._unplaced))
         for project, items in by_project.items():
             try:
                 self._store.ingest(project, [(item.event, item.text) for item in items])
             except Exception:  # noqa: BLE001 - the store is still away; they wait
                 return
         with self._changed:
-            for _ in lost:
+            for one in lost:
                 self._lost.popleft()
+                self._counts["gaps"][one.project] += 1
             self._untold -= untold
-            self._counts["gaps"] += len(lost)
 
     def _gap(self, lost: _Lost) -> Item:
         named = lost.episode_id is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -30,6 +31,7 @@ from tracestore.wire.call import CallError, Dialect
 from tracestore_api.access import admitted
 from tracestore_api.body import Admission, Ticket, read_body
 from tracestore_api.errors import Busy
+from tracestore_api.parameters import DEFAULT_PROJECT
 from tracestore_api.proxy import capture as captured
 from tracestore_api.proxy.capture import Capture, text_of
 from tracestore_api.proxy.errors import UpstreamUnreachable
@@ -67,7 +69,8 @@ class Proxy:
         )
         limits = replace(settings.limits, max_event_bytes=settings.max_offloaded_event_bytes)
         self.recorder = Recorder(store, limits=limits, max_bytes=settings.max_bytes_in_hand)
-        self._num_passing = 0
+        self._num_passing: Counter[str] = Counter()
+        """Requests of each project."""
         self._rungs: dict[tuple[Dialect, bool], int] = {}
 
     def routes(self) -> list[Route]:
@@ -87,24 +90,24 @@ class Proxy:
         finally:
             await to_thread.run_sync(self.recorder.close)
 
-    def status(self) -> dict[str, Any]:
-        """What passes now, what was recorded, and what was lost."""
-        what = {"upstream": self._upstream.url, "inject": self._inject, "passing": self._num_passing}
-        return {**what, **self.recorder.status()}
+    def status(self, project: str = DEFAULT_PROJECT) -> dict[str, Any]:
+        """What of a project passes now, what was recorded, and what was lost."""
+        what = {"upstream": self._upstream.url, "inject": self._inject}
+        return {**what, "passing": self._num_passing[project], **self.recorder.status(project)}
 
     async def _status(self, request: Request) -> Response:
-        admitted(request.scope, needs="read")
-        return StrictJSON(self.status())
+        return StrictJSON(self.status(admitted(request.scope, needs="read")))
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, and its response back."""
         project = admitted(scope, needs="write")
         address = address_of(scope["path"], scope["headers"])
-        self._num_passing += 1
+        self._num_passing[project] += 1
         try:
             await self._pass(scope, receive, send, project=project, address=address)
         finally:
-            self._num_passing -= 1
+            self._num_passing[project] -= 1
+            self._num_passing += Counter()  # forgets those at zero
 
     async def _pass(
         self, scope: Scope, receive: Receive, send: Send, *, project: str, address: Address

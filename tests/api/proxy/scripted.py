@@ -154,15 +154,15 @@ class Running:
         assert where.port is not None
         return where.hostname, where.port
 
-    def settle(self) -> None:
-        """Return when everything that passed is recorded."""
-        while self.proxy.status()["passing"]:
+    def settle(self, *, project: str = "default") -> None:
+        """Return when everything of a project that passed is recorded."""
+        while self.proxy.status(project)["passing"]:
             time.sleep(0.005)
         self.proxy.recorder.settle()
 
     def events(self, kind: str, *, project: str = "default") -> list[Any]:
         """All stored events of a kind, when everything that passed is recorded."""
-        self.settle()
+        self.settle(project=project)
         groups = self.store.groups(project)
         ids = [episode for group in groups for episode in group.episode_ids]
         return [event for id_ in ids for event in self.store.load(project, id_) if event.kind == kind]

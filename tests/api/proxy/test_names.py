@@ -50,9 +50,11 @@ def test_what_is_ours_does_not_reach_the_upstream() -> None:
         accept="*/*",
         authorization="Bearer sk-1:ts-agent=a",
         x_api_key="ts_0123abcd_" + "k" * 43,
+        cookie="a=1; tracestore_session=s; b=2",
     )
     address = address_of("/proxy/v1", given)
-    assert address.headers == headers(accept="*/*", authorization="Bearer sk-1")
+    assert address.headers == headers(accept="*/*", authorization="Bearer sk-1", cookie="a=1; b=2")
+    assert address_of("/proxy/v1", headers(cookie="tracestore_session=s")).headers == []
     assert (address.names.values, address.names.unusable) == ({"episode": "e", "agent": "a"}, {})
 
 

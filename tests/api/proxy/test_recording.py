@@ -549,6 +549,8 @@ def test_behind_keys_only_those_who_may_write_pass_and_ours_never_reaches_the_up
         ):
             assert post(running, at, ASKED, sent)[0] == 200
         assert len(running.events("call", project="p")) == 4
+        told = running.proxy.status("p"), running.proxy.status("q")
+        assert [status["recorded"] for status in told] == [4, 0]
     sent_on = [(seen.header("authorization"), seen.header("x-api-key")) for seen in upstream.seen]
     assert sent_on == [("Bearer sk-1", None), ("Bearer sk-1", None), (None, "sk-1"), (None, None)]
     assert not any(ours in str(seen.headers) for seen in upstream.seen)

@@ -85,3 +85,5 @@ def test_the_command_refuses_what_is_no_upstream(tmp_path: Path, capsys: pytest.
     url = empty_store(tmp_path / "t.db")
     assert main.main(["serve", "--db", url, "--port", "0", "--upstream", "nowhere"]) == 2
     assert "no URL of an upstream" in capsys.readouterr().err
+    assert main.main(["serve", "--db", url, "--port", "0", "--inject"]) == 2
+    assert "name one" in capsys.readouterr().err
