@@ -47,7 +47,7 @@ def problem_of(error: TracestoreError) -> dict[str, Any]:
         "type": f"urn:tracestore:problem:{name}",
         "title": error.title,
         "status": error.status,
-        "detail": error.title if is_ours else str(error),
+        "detail": "; ".join(filter(None, (error.title, error.hint))) if is_ours else str(error),
     }
     if error.hint is not None:
         problem["hint"] = error.hint
