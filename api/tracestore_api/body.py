@@ -16,9 +16,9 @@ from tracestore_api.errors import BadEncoding, BodyStalled, Busy, UnsupportedEnc
 ENCODINGS = ("gzip", "zstd")
 IDLE_S = 30
 """How long a sender may send nothing: one whose connection is lost must not hold its place for ever."""
-_STEP = 64 * 1024
+STEP = 64 * 1024
 # RFC 9659: a zstd content coding must be readable with a window of 8 MB.
-_ZSTD_WINDOW = 8 * 1024 * 1024
+ZSTD_WINDOW = 8 * 1024 * 1024
 _SKIPPABLE = b"\x2a\x4d\x18"
 """Bytes 2 to 4 of a frame that holds no data; the first is 0x50 to 0x5F."""
 _LONGEST_HEADER = 18
@@ -183,16 +183,16 @@ def _too_large(
 def _gunzip(body: bytes) -> Iterator[bytes]:
     """RFC 1952: one member or several, one after the other."""
     member = zlib.decompressobj(wbits=31)
-    for start in range(0, len(body), _STEP):
-        rest = body[start : start + _STEP]
+    for start in range(0, len(body), STEP):
+        rest = body[start : start + STEP]
         while rest:
             if member.eof:
                 member = zlib.decompressobj(wbits=31)
-            yield member.decompress(rest, _STEP)
+            yield member.decompress(rest, STEP)
             rest = member.unused_data if member.eof else member.unconsumed_tail
     while not member.eof:
         # All input is in; what is still to come lies in the decompressor.
-        piece = member.decompress(b"", _STEP)
+        piece = member.decompress(b"", STEP)
         if not piece:
             raise EOFError("the gzip data ends before its end mark")
         yield piece
@@ -204,12 +204,12 @@ def _unzstd(body: bytes) -> Iterator[bytes]:
     Output is asked for piece by piece, as four bytes of input can unfold to 128 KiB. What reads so does not
     say whether a frame was whole, so its end is looked for first.
     """
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
     start = 0
     while start < len(body) or start == 0:
         end = _end_of_frame(body, start)
         with decompressor.stream_reader(memoryview(body)[start:end]) as reader:
-            while piece := reader.read(_STEP):
+            while piece := reader.read(STEP):
                 yield piece
         start = end
 

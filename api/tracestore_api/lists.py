@@ -161,9 +161,7 @@ def list_rewards(store: Stored, project: Project, page: Annotated[RewardPage, Qu
         r.c.key.label("place"),
         r.c.id,
         r.c.target,
-        _id_of(t.episode, r, "episode_key").label("episode_id"),
-        _id_of(t.agent, r, "agent_key").label("agent_id"),
-        _id_of(t.call, r, "call_key").label("call_id"),
+        *_where_it_belongs(r),
         r.c.completion,
         _id_of(t.candidate_set, r, "candidate_set_key").label("candidate_set_id"),
         *(r.c[name] for name in ("member", "token_start", "token_length")),
@@ -190,9 +188,7 @@ def list_gaps(store: Stored, project: Project, page: Annotated[GapPage, Query()]
     query = select(
         g.c.key.label("place"),
         g.c.id,
-        _id_of(t.episode, g, "episode_key").label("episode_id"),
-        _id_of(t.agent, g, "agent_key").label("agent_id"),
-        _id_of(t.call, g, "call_key").label("call_id"),
+        *_where_it_belongs(g),
         *(g.c[name] for name in ("cause", "detail", "at")),
     ).where(*_equal(page, g, "cause"), *_refers(page, g, episode_id=("episode_key", t.episode)))
     return _page(store, project, page, query, owner=g, place=g.c.key)
@@ -252,9 +248,7 @@ def list_blobs(
     query = select(
         b.c.key.label("place"),
         b.c.id,
-        _id_of(t.episode, b, "episode_key").label("episode_id"),
-        _id_of(t.agent, b, "agent_key").label("agent_id"),
-        _id_of(t.call, b, "call_key").label("call_id"),
+        *_where_it_belongs(b),
         *(b.c[name] for name in ("completion", "position", "hash", "role", "media_type", "dtype")),
         *(b.c[name] for name in ("size", "at")),
     ).where(
@@ -308,6 +302,12 @@ def _answer(items: list[Row], page: Page, *, of: str, place: Callable[[Row], Pla
     places = [place(item) for item in items]
     next_cursor = cursor_of(places[-1], of=of) if truncated else None
     return StrictJSON({"items": items, "next_cursor": next_cursor, "truncated": truncated})
+
+
+def _where_it_belongs(owner: Table) -> list[ColumnElement[Any]]:
+    """The ids of the episode, agent and call that a row names."""
+    tables = {"episode": t.episode, "agent": t.agent, "call": t.call}
+    return [_id_of(table, owner, f"{name}_key").label(f"{name}_id") for name, table in tables.items()]
 
 
 def _id_of(target: Table, owner: Table, key_column: str) -> ColumnElement[Any]:

@@ -34,7 +34,7 @@ from tracestore_api.body import Admission, Ticket, coding_of, decompress, read_b
 from tracestore_api.errors import TooManySpans, UnsupportedMediaType
 from tracestore_api.otlp_messages import MEDIA_TYPES, answer, spans_of, status
 from tracestore_api.problems import problem_of, problem_response
-from tracestore_api.span_memory import SpanMemory
+from tracestore_api.trace_memory import TraceMemory
 
 _MAX_NAMED = 5
 """Refused spans that a message names; all are counted."""
@@ -51,7 +51,7 @@ class TracesRoute:
     def __init__(self, store: Store, *, limits: Limits, admission: Admission, max_threads: int) -> None:
         self._limits = limits
         self._admission = admission
-        self._memory = SpanMemory(store, limits=limits)
+        self._memory = TraceMemory(store, limits=limits)
         self._threads = CapacityLimiter(max_threads)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

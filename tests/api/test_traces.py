@@ -47,7 +47,7 @@ from tracestore.wire.base import Raw
 from tracestore.wire.encode import encode
 from tracestore.wire.events import AnyEvent
 from tracestore.wire.gap import Gap
-from tracestore_api import span_memory
+from tracestore_api import trace_memory
 from tracestore_api.app import create_app
 from tracestore_api.traces import refusal
 from tracestore_exporters.otlp import request as written
@@ -261,14 +261,14 @@ def test_another_writer_between_reading_and_storing_is_noticed(
         return found
 
     export(client, AGENT)
-    monkeypatch.setattr(span_memory, "parts", raced)
+    monkeypatch.setattr(trace_memory, "parts", raced)
     assert export(client, CALL) == {}
     (tool_call,) = graph_of(store).tool_calls.values()
     assert (tool_call.id, tool_call.result) == (f"{TRACE}/{2:016x}/tool/0.0", b'"rain"')
 
 
 def test_memory_that_is_full_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(span_memory, "MAX_SPANS", 1)
+    monkeypatch.setattr(trace_memory, "MAX_SPANS", 1)
     with served(tmp_path / "t.db") as (store, client):
         for one in STEPS[::-1]:
             export(client, one)

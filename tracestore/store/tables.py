@@ -248,7 +248,8 @@ content = _table(
     _not_negative("size"),
 )
 
-# A large or binary payload by its hash. `location` is NULL while only its hash is known.
+# A large or binary payload by its hash, which something refers to. Whether and where its bytes lie is known
+# to the blob store alone (`store.blobs`), so `location` is NULL.
 blob = _table(
     "blob",
     Column("hash", Text, nullable=False),  # sha256, hex

@@ -12,6 +12,7 @@ import zstandard
 
 from tracestore.importers.exchanges import Exchange
 from tracestore.wire.call import CallError
+from tracestore_api.body import STEP, ZSTD_WINDOW
 from tracestore_api.proxy.names import Names
 
 CODINGS = ("gzip", "x-gzip", "deflate", "zstd", "identity")
@@ -30,8 +31,6 @@ _TOLD_ELSEWHERE = frozenset(
 )
 """Headers that say nothing of a call that its event, or every other call, does not."""
 _TELLING = frozenset({"x-stainless-retry-count", "x-stainless-timeout", "x-stainless-helper-method"})
-_ZSTD_WINDOW = 8 * 2**20
-_ZSTD_STEP = 1024
 """A block of a few bytes can unfold to 128 KiB, so input goes in by small pieces."""
 MAX_UNPACKED_BYTES = 256 * 2**20
 
@@ -161,15 +160,12 @@ def unpacked(body: bytes, coding: str | None, *, max_bytes: int = MAX_UNPACKED_B
 
 
 def _unzstd(body: bytes, max_bytes: int) -> bytes:
-    frame = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
-    pieces: list[bytes] = []
-    size = 0
+    # Asked for piece by piece, as four bytes of input can unfold to 128 KiB.
+    pieces = bytearray()
     try:
-        for start in range(0, len(body), _ZSTD_STEP):
-            pieces.append(frame.decompress(body[start : start + _ZSTD_STEP]))
-            size += len(pieces[-1])
-            if frame.eof or size > max_bytes:
-                break
+        with zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).stream_reader(body) as reader:
+            while piece := reader.read(min(STEP, max_bytes - len(pieces))):
+                pieces += piece
     except zstandard.ZstdError:
         return body
-    return b"".join(pieces)
+    return bytes(pieces)

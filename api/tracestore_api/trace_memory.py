@@ -80,7 +80,7 @@ class Stored:
     """Spans that are not kept: nothing of their trace is an agent, a call or a tool so far."""
 
 
-class SpanMemory:
+class TraceMemory:
     """The traces of one server; any number of threads may store."""
 
     def __init__(self, store: Store, *, limits: Limits) -> None:
