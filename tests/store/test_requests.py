@@ -77,3 +77,29 @@ def test_equal_text_that_ends_inside_a_number_is_not_cut_there() -> None:
     memory = RequestMemory()
     for raw in (b'{"messages":[1,2]}', b'{"messages":[1,23,4]}', b'{"messages":[1,23,4,5]}'):
         assert memory.take_apart(raw, "openai_chat", agent_id="a") == take_apart(raw, "openai_chat")
+
+
+def test_other_white_space_than_before_is_kept() -> None:
+    memory = RequestMemory()
+    asked = [
+        b"1,2",
+        b"1,2, 3",
+        b"1,2,3 ,4",
+        b"1,2,3 ,4,5",
+        b"1,2 ",
+        b"1,2, 3, 4",
+        b"1, 2",
+        b"1, 2,3",
+        b"1, 2, 3",
+    ]
+    for messages in asked:
+        raw = b'{"messages":[' + messages + b'],"tools":[]}'
+        assert memory.take_apart(raw, "openai_chat", agent_id="a") == take_apart(raw, "openai_chat")
+
+
+def test_a_system_prompt_stays_when_all_messages_are_others() -> None:
+    memory = RequestMemory()
+    for messages in (b"1,2", b"3", b"3,4", b"5,6"):
+        raw = b'{"system":"s","messages":[' + messages + b"]}"
+        request = memory.take_apart(raw, "anthropic_messages", agent_id="a")
+        assert [piece.data for piece in request.messages] == [b'"s"', *messages.split(b",")]
