@@ -23,6 +23,8 @@ from workload import CALLS_PER_ROLLOUT, Kind, Workload, unpacked
 from tracestore.store import Store
 from tracestore.wire.decode import decode_body
 from tracestore.wire.events import AnyEvent
+from tracestore.wire.memory import SpanMemory
+from tracestore_api.serve import collect_rarely
 
 Items = list[tuple[AnyEvent, bytes]]
 
@@ -33,6 +35,7 @@ def in_process(
     """us of CPU per call by step, for every kind of batch."""
     result: dict[str, Any] = {}
     threads = _Profiles()
+    collect_rarely()
     for kind in kinds:
         batches = [unpacked(frame) for frame in made.batches(kind)]
         with tempfile.TemporaryDirectory(prefix="tracestore-bench-") as folder:
@@ -60,13 +63,14 @@ class _Spent:
 
 
 def _spent(database: Path, warm_up: Sequence[bytes], batches: Sequence[bytes]) -> _Spent:
+    memory = SpanMemory()
     with Store.open(f"sqlite:///{database}") as store:
         for batch in warm_up:
-            store.ingest("default", _items(batch))
+            store.ingest("default", _items(batch, memory))
         spent, begin = _Spent(), time.perf_counter()
         for batch in batches:
             start = time.thread_time()
-            items = _items(batch)
+            items = _items(batch, memory)
             spent.decoding += time.thread_time() - start
             own, all_threads = time.thread_time(), time.process_time()
             outcomes = store.ingest("default", items)
@@ -87,10 +91,10 @@ def _per_call(spent: _Spent, *, num_calls: int) -> dict[str, float]:
     }
 
 
-def _items(batch: bytes) -> Items:
+def _items(batch: bytes, memory: SpanMemory) -> Items:
     return [
         (one.event, one.text)
-        for one in decode_body(batch, content_type="application/x-ndjson")
+        for one in decode_body(batch, content_type="application/x-ndjson", memory=memory)
         if one.event is not None
     ]
 

@@ -48,7 +48,7 @@ class Process:
     @contextmanager
     def opened(self) -> Iterator[FastAPI]:
         """The service, over a store that is closed at the end."""
-        _collect_rarely()
+        collect_rarely()
         store = open_store(self.db_url)
         try:
             blobs = _blobs(self.blobs or default_blobs(self.db_url))
@@ -79,7 +79,7 @@ class Process:
         return app
 
 
-def _collect_rarely() -> None:
+def collect_rarely() -> None:
     """Let Python's cycle collector look at what is new, seldom, and never at what was loaded for good.
 
     What the store remembers is many small objects that last, and few of them ever form a cycle: with the
