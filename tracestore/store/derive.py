@@ -13,11 +13,11 @@ from tracestore.store import tables as t
 from tracestore.store.chunks import chunks
 from tracestore.store.contents import Interned
 from tracestore.store.load import load_events, read_contents
-from tracestore.store.requests import take_apart
+from tracestore.store.prepare import answer_piece
+from tracestore.store.requests import message_piece, take_apart
 from tracestore.store.runs import Run
 from tracestore.store.state import EpisodeState, LightCall, Place
 from tracestore.store.transaction import Transaction
-from tracestore.wire.base import Raw
 from tracestore.wire.call import Call, Dialect
 from tracestore.wire.completion import CompletionFields
 from tracestore.wire.events import AnyEvent
@@ -46,7 +46,7 @@ def derive(tx: Transaction, state: EpisodeState, events: list[AnyEvent]) -> Epis
             name,
             row_key=state.completion_keys[name],
             call_key=state.call_keys[name[0]],
-            message=body.message,
+            message=answer_piece(body),
         )
     for call in calls.values():
         request = None if call.request is None else take_apart(call.request, call.dialect)
@@ -227,7 +227,9 @@ class _Reader:
             self._tx.connection, self._here, [key for *_, key in rows if key is not None]
         )
         for call_key, index, message_key in rows:
-            message = None if message_key is None else Raw(contents[message_key].data)
+            message = None
+            if message_key is not None:
+                message = message_piece(contents[message_key].data, "assistant")
             self._state.answer_messages[self._call_ids[call_key], index] = message
 
     def runs(self) -> None:

@@ -355,7 +355,7 @@ class _Writer:
         news = _news(merged, earlier)
         self._come_into_episode(event)
         if isinstance(event, Completion):
-            return self.parts.completion_event(event)
+            return self.parts.completion_event(event, prepared.answers[0])
         if isinstance(merged, Call) and earlier is not None:
             self.parts.unsettles(merged, earlier)
         key, is_new = self._own_key(event, earlier, known)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
@@ -12,8 +11,8 @@ from tracestore.graph.messages import request_params, tool_uses
 from tracestore.graph.model import CompletionKey
 from tracestore.store import tables as t
 from tracestore.store.derive import derive, load_state, read_contexts
-from tracestore.store.prepare import Prepared
-from tracestore.store.requests import Piece, Request, message_piece, other_piece, take_apart
+from tracestore.store.prepare import Prepared, answer_piece
+from tracestore.store.requests import Piece, Request, other_piece, take_apart
 from tracestore.store.state import EpisodeState, LightCall
 from tracestore.store.text import may_use_tools
 from tracestore.store.transaction import Transaction
@@ -33,7 +32,7 @@ _PLACING = ("request", "dialect", "context", "parent_call_id", "parent_completio
 """Fields that say where the context of a call lies and what it continues."""
 
 _ANSWER_FIELDS = tuple(CompletionFields.model_fields)
-_PLAIN_ANSWER_FIELDS = {"finish_reason", "partial", "stop_token_stripped"}
+_PLAIN_ANSWER_FIELDS = ("finish_reason", "partial", "stop_token_stripped")
 
 _MAX_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
@@ -157,7 +156,10 @@ class Parts:
             state.add_call(
                 tx, LightCall.of(merged), key=key, messages=() if request is None else request.messages
             )
-        changes = {name: self._answer_row(state, name, key, body) for name, body in bodies.items()}
+        changes = {
+            name: self._answer_row(state, name, key, body, piece)
+            for (name, body), piece in zip(bodies.items(), prepared.answers if bodies else (), strict=True)
+        }
         if state.episode_key not in self._unsettled:
             self._answers_known(state, changes)
             for ids, is_delta in ((merged.prompt_token_ids, False), (merged.prompt_token_ids_delta, True)):
@@ -210,7 +212,7 @@ class Parts:
 
     # --- Completions ------------------------------------------------------------------------------
 
-    def completion_event(self, event: Completion) -> int:
+    def completion_event(self, event: Completion, message: Piece | None) -> int:
         """The rows of a completion posted on its own; returns the key of the event's row."""
         tx = self._tx
         state = self._touch(event.episode_id)
@@ -219,7 +221,7 @@ class Parts:
             # The call itself has not come, but now it is known where it must lie.
             tx.buffer.update(t.call, call.key, {"episode_key": state.episode_key})
         name = (event.call_id, event.index)
-        changes = {name: self._answer_row(state, name, call.key, event)}
+        changes = {name: self._answer_row(state, name, call.key, event, message)}
         key = tx.new_key()
         row = {
             "key": key,
@@ -237,22 +239,32 @@ class Parts:
         return key
 
     def _answer_row(
-        self, state: EpisodeState, name: CompletionKey, call_key: int, posted: CompletionFields
+        self,
+        state: EpisodeState,
+        name: CompletionKey,
+        call_key: int,
+        posted: CompletionFields,
+        message: Piece | None,
     ) -> _Change:
-        """Write what a post says of a completion; returns it with what of it is new."""
+        """Write what a post says of a completion; returns it with what of it is new.
+
+        Args:
+            message: the posted message, as a content.
+        """
         tx = self._tx
         before, body = self.agreed.pop(name, (None, posted))
+        if body.message != posted.message:
+            message = answer_piece(body)
+        values = vars(body)
         news = {
             field
             for field in _ANSWER_FIELDS
-            if getattr(body, field) is not None
-            and (before is None or getattr(before, field) != getattr(body, field))
+            if values[field] is not None and (before is None or getattr(before, field) != values[field])
         }
-        row: dict[str, Any] = {field: getattr(body, field) for field in _PLAIN_ANSWER_FIELDS & news}
-        if "message" in news and body.message is not None:
-            piece = message_piece(body.message, "assistant")
-            row["message_key"] = tx.intern(piece).key
-            self._sampled_tool_calls(state, name, call_key, piece)
+        row: dict[str, Any] = {field: values[field] for field in _PLAIN_ANSWER_FIELDS if field in news}
+        if "message" in news and message is not None:
+            row["message_key"] = tx.intern(message).key
+            self._sampled_tool_calls(state, name, call_key, message)
         if "top_logprobs" in news and body.top_logprobs is not None:
             row["top_logprobs_key"] = tx.intern(other_piece(body.top_logprobs, "top_logprobs")).key
         key = state.completion_keys.get(name)
@@ -260,16 +272,16 @@ class Parts:
             key = tx.new_key()
             fixed = {"key": key, "call_key": call_key, "completion": name[1], "pos": tx.pos}
             tx.buffer.insert(t.completion, {**fixed, **row})
-            state.add_answer(name, row_key=key, call_key=call_key, message=body.message)
+            state.add_answer(name, row_key=key, call_key=call_key, message=message)
         elif row:
             tx.buffer.update(t.completion, key, row)
-            if "message" in news and body.message is not None:
-                state.add_message(name, body.message)
+            if "message" in news and message is not None:
+                state.add_message(name, message)
         for position, run in enumerate(body.versions or () if "versions" in news else ()):
             fixed = {"completion_key": key, "position": position}
             values = {"start": run.start, "name": run.name, "version": run.version}
             tx.buffer.replace(t.version_run, (key, position), {**fixed, **values}, owner=(t.completion, key))
-        return _Change(body, frozenset(news))
+        return _Change(body, news)
 
     def _answers_known(self, state: EpisodeState, changes: dict[CompletionKey, _Change]) -> None:
         for call_id in {call_id for call_id, _ in changes}:
@@ -440,12 +452,11 @@ _OWNERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+class _Change(NamedTuple):
     """What is known of a completion after a post, and what of it that post brought."""
 
     body: CompletionFields
-    news: frozenset[str]
+    news: set[str]
 
 
 def _parameters(request: Raw) -> dict[str, Any]:

@@ -28,6 +28,8 @@ class Prepared:
     request: Request | None
     others: dict[str, Piece]
     """Field -> its content, for the fields of contents_of(kind)."""
+    answers: tuple[Piece | None, ...]
+    """The messages of the completions that it carries; None for one without."""
 
     def pieces(self) -> Iterable[Piece]:
         """The contents that the event may bring; of its messages the last ones, for most are there."""
@@ -37,7 +39,10 @@ class Prepared:
             yield from self.request.messages[-_NEW_MESSAGES:]
             if self.request.tools is not None:
                 yield self.request.tools
-        yield from answer_pieces(self.event)
+        for answer in self.answers:
+            if answer is not None:
+                yield answer
+        yield from _other_answer_pieces(self.event)
 
 
 def prepare(event: AnyEvent, text: bytes, *, requests: RequestMemory) -> Prepared:
@@ -53,6 +58,7 @@ def prepare(event: AnyEvent, text: bytes, *, requests: RequestMemory) -> Prepare
         size=len(text),
         request=request,
         others=content_pieces(event),
+        answers=tuple(map(answer_piece, _bodies(event))),
     )
 
 
@@ -67,22 +73,23 @@ def content_pieces(event: AnyEvent) -> dict[str, Piece]:
     return found
 
 
-def answer_pieces(event: AnyEvent) -> list[Piece]:
-    """The contents of the completions an event carries, in every way they may be needed."""
-    bodies: Sequence[CompletionFields]
-    dialect: Dialect | None = None
-    if isinstance(event, Completion):
-        bodies = (event,)
-    elif isinstance(event, Call) and event.completions is not None:
-        bodies, dialect = event.completions, event.dialect
-    else:
-        return []
-    pieces = []
-    for body in bodies:
-        if body.message is not None:
-            pieces.append(message_piece(body.message, "assistant"))
-            if dialect == "openai_responses":
-                pieces += [message_piece(raw, role) for raw, role in answer_messages(body.message, dialect)]
+def answer_piece(body: CompletionFields) -> Piece | None:
+    """The message of a completion as a content; None where it has none."""
+    return None if body.message is None else message_piece(body.message, "assistant")
+
+
+def _bodies(event: AnyEvent) -> Sequence[CompletionFields]:
+    """The completions that an event carries."""
+    if isinstance(event, Call):
+        return event.completions or ()
+    return (event,) if isinstance(event, Completion) else ()
+
+
+def _other_answer_pieces(event: AnyEvent) -> Iterable[Piece]:
+    """What of the completions may be a content besides their messages."""
+    dialect: Dialect | None = event.dialect if isinstance(event, Call) else None
+    for body in _bodies(event):
+        if dialect == "openai_responses" and body.message is not None:
+            yield from (message_piece(raw, role) for raw, role in answer_messages(body.message, dialect))
         if body.top_logprobs is not None:
-            pieces.append(other_piece(body.top_logprobs, "top_logprobs"))
-    return pieces
+            yield other_piece(body.top_logprobs, "top_logprobs")

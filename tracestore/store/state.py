@@ -78,7 +78,7 @@ class EpisodeState:
         self.children: dict[str, list[str]] = defaultdict(list)
         """Call -> the calls that name it as their parent."""
         self.answers: dict[str, list[CompletionKey]] = defaultdict(list)
-        self.answer_messages: dict[CompletionKey, Raw | None] = {}
+        self.answer_messages: dict[CompletionKey, Piece | None] = {}
         """Messages of completions that have no place yet."""
         self.own: dict[str, tuple[Interned, ...]] = {}
         """Messages of delta calls that have no place yet."""
@@ -111,7 +111,7 @@ class EpisodeState:
         """Executed tool calls whose message has not come -> their rows."""
         self.to_execute: set[ToolUseLabel] = set()
         """Tool calls whose first row is being written."""
-        self._last_contexts: dict[str, list[tuple[Label, Place]]] = {}
+        self._last_contexts: dict[str, tuple[list[Label], list[Place]]] = {}
         """Agent -> the context it sent last: mostly its next one begins with it."""
         self._dirty: set[str] = set()
         """Calls whose link may have changed."""
@@ -142,12 +142,12 @@ class EpisodeState:
                     row = {"call_key": key, "position": position, "content_key": message.key}
                     tx.buffer.replace(t.pending_message, (key, position), row, owner=(t.call, key))
 
-    def add_answer(self, key: CompletionKey, *, row_key: int, call_key: int, message: Raw | None) -> None:
+    def add_answer(self, key: CompletionKey, *, row_key: int, call_key: int, message: Piece | None) -> None:
         """A completion that was not there; `answers_changed` follows."""
         self.know_answer(key, row_key=row_key, call_key=call_key)
         self.answer_messages[key] = message
 
-    def add_message(self, key: CompletionKey, message: Raw) -> None:
+    def add_message(self, key: CompletionKey, message: Piece) -> None:
         """The message of a completion that came without one; `answers_changed` follows."""
         self.answer_messages[key] = message
 
@@ -269,8 +269,9 @@ class EpisodeState:
 
     def _place_answer(self, tx: Transaction, key: CompletionKey) -> None:
         message = self.answer_messages.pop(key)
-        call = self.calls[key[0]]
-        pieces = [message_piece(raw, role) for raw, role in answer_messages(message, call.dialect)]
+        if message is None:
+            return
+        pieces = _as_sent_next(message, self.calls[key[0]].dialect)
         if not pieces:
             return
         place = self._walk(tx, self.prompt_places[key[0]], [tx.intern(piece) for piece in pieces])
@@ -281,25 +282,26 @@ class EpisodeState:
 
     def _walk_whole(self, tx: Transaction, agent_id: str, messages: Sequence[Piece]) -> Place | None:
         """The place of a context, from where it leaves the one that its agent sent before."""
-        before = self._last_contexts.get(agent_id, [])
-        same = 0
-        for piece, (label, _) in zip(messages, before, strict=False):
-            if piece.label != label:
-                break
-            same += 1
-        walked = before[:same]
+        labels = [piece.label for piece in messages]
+        before, places = self._last_contexts.get(agent_id, ([], []))
+        same = len(before)
+        if labels[:same] != before:
+            pairs = enumerate(zip(labels, before, strict=False))
+            same = next((at for at, (one, other) in pairs if one != other), min(same, len(labels)))
+            places = places[:same]
         for piece in messages[same:]:
-            place = self._walk(tx, walked[-1][1] if walked else None, [tx.intern(piece)])
-            assert place is not None
-            walked.append((piece.label, place))
-        self._last_contexts[agent_id] = walked
-        return walked[-1][1] if walked else None
+            places.append(self._step(tx, places[-1] if places else None, tx.intern(piece)))
+        self._last_contexts[agent_id] = labels, places
+        return places[-1] if places else None
 
     def _walk(self, tx: Transaction, start: Place | None, messages: Iterable[Interned]) -> Place | None:
         for message in messages:
-            place = self.places.get((0 if start is None else start.key, message.key))
-            start = place if place is not None else self._new_place(tx, start, message)
+            start = self._step(tx, start, message)
         return start
+
+    def _step(self, tx: Transaction, parent: Place | None, message: Interned) -> Place:
+        place = self.places.get((0 if parent is None else parent.key, message.key))
+        return self._new_place(tx, parent, message) if place is None else place
 
     def _new_place(self, tx: Transaction, parent: Place | None, message: Interned) -> Place:
         match = node_key(None if parent is None else parent.match, message.match)
@@ -398,14 +400,15 @@ class EpisodeState:
     def add_prompt_ids(self, tx: Transaction, call_id: str, ids: TokenIds, *, is_delta: bool) -> None:
         """The prompt ids of a call, whole or after its parent's. The call is linked."""
         if is_delta:
-            run = self._new_run(tx, call_id, None, 0, ids.array, None)
+            run = self._new_run(tx, call_id, None, 0, ids.data, None)
             self.delta_runs.add(call_id)
             self._set_prompt_run(tx, call_id, run)
             self._settle_delta(tx, call_id)
             return
-        base, shared = self._prompt_base(tx, call_id, ids.array)
-        run = self._new_run(tx, call_id, base, shared, ids.array[shared:], len(ids))
-        tx.memory.run_ids.put(run.key, ids.array)
+        whole = ids.array
+        base, shared = self._prompt_base(tx, call_id, whole)
+        run = self._new_run(tx, call_id, base, shared, ids.data[4 * shared :], len(ids))
+        tx.memory.run_ids.put(run.key, whole)
         self._set_prompt_run(tx, call_id, run)
         self._prompt_settled(tx, call_id)
 
@@ -414,7 +417,7 @@ class EpisodeState:
     ) -> None:
         """The sampled ids of a completion."""
         prompt = self.prompt_runs.get(key[0])
-        run = self._new_run(tx, key, None, 0, ids.array, None, logprobs)
+        run = self._new_run(tx, key, None, 0, ids.data, None, logprobs)
         self.answer_runs[key] = run
         columns = {"run_key": run.key, "num_tokens": len(ids)}
         tx.buffer.update(t.completion, self.completion_keys[key], columns)
@@ -448,25 +451,26 @@ class EpisodeState:
         of: str | CompletionKey,
         base: Run | None,
         length: int,
-        ids: Ids,
+        ids: bytes,
         num_tokens: int | None,
         logprobs: Logprobs | None = None,
     ) -> Run:
         known = self.run_keys.get(of)
-        run = Run(tx.new_key() if known is None else known, base, length, num_tokens, len(ids))
+        num_ids = len(ids) // 4
+        run = Run(tx.new_key() if known is None else known, base, length, num_tokens, num_ids)
         row = {
             "base_key": None if base is None else base.key,
             "base_length": length,
             "num_tokens": num_tokens,
             "ids": b"",
-            "packed_ids": pack(ids),
-            "num_ids": len(ids),
-            **({} if logprobs is None else _logprob_columns(logprobs)),
+            "num_ids": num_ids,
         }
+        if logprobs is not None:
+            row |= _logprob_columns(logprobs)
         if known is None:
-            tx.buffer.insert(t.token_run, {"key": run.key, "pos": tx.pos, **row})
+            tx.insert_run({"key": run.key, "pos": tx.pos, **row}, ids)
         else:
-            tx.buffer.update(t.token_run, run.key, row)
+            tx.buffer.update(t.token_run, run.key, {**row, "packed_ids": pack(ids)})
         tx.memory.run_ids.fresh[run.key] = ids
         return run
 
@@ -523,9 +527,16 @@ class EpisodeState:
         )
 
 
+def _as_sent_next(answer: Piece, dialect: Dialect) -> Sequence[Piece]:
+    """A completion's message as the messages that the next request sends."""
+    if dialect != "openai_responses":
+        return (answer,)
+    return [message_piece(raw, role) for raw, role in answer_messages(Raw(answer.data), dialect)]
+
+
 def _logprob_columns(logprobs: Logprobs) -> dict[str, Any]:
     return {
         "logprobs": logprobs.data,
         "logprobs_dtype": logprobs.dtype,
-        "logprobs_nulls": np.asarray(logprobs.nulls, dtype="<i4").tobytes(),
+        "logprobs_nulls": np.asarray(logprobs.nulls, dtype="<i4").tobytes() if logprobs.nulls else b"",
     }

@@ -15,7 +15,7 @@ from tracestore.store.contents import Contents, Interned
 from tracestore.store.fields import TABLES
 from tracestore.store.lookup import look_up
 from tracestore.store.requests import Piece
-from tracestore.store.runs import RunIds
+from tracestore.store.runs import RunIds, pack
 from tracestore.store.tables import KEY_BITS
 from tracestore.wire.events import AnyEvent
 
@@ -88,6 +88,7 @@ class Transaction:
         self.pos = memory.commit_seq
         self._next_key = next_key
         self._looked_up: set[tuple[str, str]] = set()
+        self._to_pack: list[tuple[dict[str, Any], bytes]] = []
         # (kind, id) -> phase -> what is stored of it. One for all posts of the transaction: rows of the posts
         # before are still in the buffer, where no query sees them.
         self.seen: defaultdict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
@@ -97,9 +98,17 @@ class Transaction:
         return self._next_key - 1
 
     def intern(self, piece: Piece) -> Interned:
-        return self.memory.contents.intern(
-            piece, connection=self.connection, buffer=self.buffer, new_key=self.new_key, now=self.now
-        )
+        """The row of a content."""
+        contents = self.memory.contents
+        found = contents.known.get(piece.label)
+        if found is not None:
+            return found
+        return contents.intern(piece, connection=self.connection, buffer=self.buffer, new_key=self.new_key)
+
+    def insert_run(self, row: dict[str, Any], ids: bytes) -> None:
+        """A new row of token_run with its own ids, little-endian int32."""
+        self.buffer.insert(t.token_run, row)
+        self._to_pack.append((row, ids))
 
     def field_set(self, shape: str) -> int:
         """Key of the row that lists these field names."""
@@ -165,17 +174,23 @@ class Transaction:
 
     def flush(self) -> None:
         """Write the rows gathered so far, so that they can be read."""
+        self.memory.contents.compress(
+            connection=self.connection, buffer=self.buffer, new_key=self.new_key, now=self.now
+        )
+        for row, ids in self._to_pack:
+            row["packed_ids"] = pack(ids)
+        self._to_pack.clear()
         self.buffer.flush(self.connection)
         self.memory.run_ids.fresh.clear()
 
     def finish(self) -> None:
         """Write the rows and raise the counters. The caller commits."""
+        self.flush()
         self.connection.execute(
             t.project.update()
             .where(t.project.c.project_id == self.project_id)
             .values(commit_seq=self.pos, next_key=self._next_key)
         )
-        self.flush()
 
 
 def first_key(project_id: int) -> int:
