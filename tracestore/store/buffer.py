@@ -102,24 +102,15 @@ class Buffer:
         Columns without a value are not named: Python's SQLite driver takes longer to bind a NULL than SQLite
         takes to store an integer. For the same reason SQLAlchemy does not make the parameters.
         """
-        alike: dict[tuple[str, ...], list[tuple[Any, ...]]] = defaultdict(list)
+        alike: dict[tuple[str, ...], Collection[dict[str, Any]]]
         if _refers_to_itself(table):
             # In the order in which they came, so that what a row refers to stands before it.
-            names = tuple(dict.fromkeys(chain.from_iterable(rows)))
-            alike[names] = [(*map(row.get, names), self._project_id) for row in rows]
+            alike = {tuple(dict.fromkeys(chain.from_iterable(rows))): rows}
         else:
-            for row in rows:
-                if None in row.values():
-                    row = {name: value for name, value in row.items() if value is not None}
-                alike[tuple(row)].append((*row.values(), self._project_id))
-        for names, parameters in alike.items():
+            alike = _by_columns(rows)
+        for names, some in alike.items():
             insert = _insert_of(table, names, connection.dialect)
-            if insert.processes:
-                columns: list[Iterable[Any]] = list(zip(*parameters, strict=True))
-                for place, process in insert.processes:
-                    columns[place] = [None if value is None else process(value) for value in columns[place]]
-                parameters = list(zip(*columns, strict=True))
-            connection.exec_driver_sql(insert.sql, parameters)
+            connection.exec_driver_sql(insert.sql, insert.parameters(some, self._project_id))
 
     def _flush_deletes(self, connection: Connection, table: Table, keys: list[Key]) -> None:
         names = _key_columns(table)
@@ -182,12 +173,22 @@ def _key_of(table: Table) -> Callable[[Mapping[str, Any]], Key]:
     return itemgetter(*_key_columns(table))
 
 
+def _by_columns(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, ...], Collection[dict[str, Any]]]:
+    """Rows by the columns in which they have a value, and the rest of a row taken off."""
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if None in row.values():
+            row = {name: value for name, value in row.items() if value is not None}
+        alike[tuple(row)].append(row)
+    return {**alike}
+
+
 class _Insert(NamedTuple):
     """The statement that inserts rows of some columns and `project_id`, in this order."""
 
     sql: str
-    processes: tuple[tuple[int, Callable[[Any], Any]], ...]
-    """Places of the values that the driver does not take, or not gladly, and what makes them others."""
+    parameters: Callable[[Iterable[dict[str, Any]], int], list[tuple[Any, ...]]]
+    """(rows, project_id) -> the values, as the driver takes them."""
 
 
 @lru_cache(maxsize=1024)
@@ -196,8 +197,27 @@ def _insert_of(table: Table, names: tuple[str, ...], dialect: Dialect) -> _Inser
     mark = "?" if dialect.positional else "%s"
     columns = ", ".join(map(quote, (*names, "project_id")))
     sql = f"INSERT INTO {quote(table.name)} ({columns}) VALUES ({', '.join([mark] * (len(names) + 1))})"
-    processes = ((place, _process(table.c[name].type, dialect)) for place, name in enumerate(names))
-    return _Insert(sql, tuple((place, process) for place, process in processes if process is not None))
+    return _Insert(sql, _parameters_of(table, names, dialect))
+
+
+def _parameters_of(
+    table: Table, names: tuple[str, ...], dialect: Dialect
+) -> Callable[[Iterable[dict[str, Any]], int], list[tuple[Any, ...]]]:
+    """Written out and compiled: it runs for every row, and what it asks is known beforehand."""
+    processes = {
+        f"process_{place}": _process(table.c[name].type, dialect) for place, name in enumerate(names)
+    }
+    values = []
+    for place, name in enumerate(names):
+        value = f"row.get({name!r})" if _refers_to_itself(table) else f"row[{name!r}]"
+        if processes[f"process_{place}"] is not None:
+            value = f"(None if (value := {value}) is None else process_{place}(value))"
+        values.append(value)
+    made: dict[str, Any] = processes
+    source = f"def parameters(rows, project_id): return [({', '.join(values)}, project_id) for row in rows]"
+    exec(compile(source, f"<rows of {table.name}>", "exec"), made)
+    parameters: Callable[[Iterable[dict[str, Any]], int], list[tuple[Any, ...]]] = made["parameters"]
+    return parameters
 
 
 def _process(type_: TypeEngine[Any], dialect: Dialect) -> Callable[[Any], Any] | None:
