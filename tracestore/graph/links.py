@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
 from tracestore.graph.cycles import cycles
-from tracestore.graph.model import CompletionKey, Link, Node
+from tracestore.graph.model import CompletionKey, Link
 
 _NOTHING = Link(parent=None, how="none", exact=False)
 
@@ -34,11 +34,20 @@ class LinkedCall(Protocol):
     def parent_completion(self) -> int | None: ...
 
 
+class LinkedNode(Protocol):
+    """What linking reads of a node: one of the graph, or the store's shorter one."""
+
+    @property
+    def parent(self) -> bytes | None: ...
+    @property
+    def depth(self) -> int: ...
+
+
 def resolve_links(
     *,
     calls: Mapping[str, LinkedCall],
     completions: Iterable[CompletionKey],
-    nodes: Mapping[bytes, Node],
+    nodes: Mapping[bytes, LinkedNode],
     prompt_node: Mapping[str, bytes | None],
     completion_node: Mapping[CompletionKey, bytes],
 ) -> dict[str, Link]:
@@ -68,7 +77,7 @@ def named_parent(
     call: LinkedCall,
     answers: Sequence[CompletionKey],
     completion_node: Mapping[CompletionKey, bytes],
-    nodes: Mapping[bytes, Node],
+    nodes: Mapping[bytes, LinkedNode],
     prompt: bytes | None,
 ) -> Link:
     """The link of a call that names its parent call.
@@ -97,7 +106,7 @@ def named_parent(
     return Link(None, "ambiguous", False)
 
 
-def _is_on(node: bytes, prompt: bytes | None, nodes: Mapping[bytes, Node]) -> bool:
+def _is_on(node: bytes, prompt: bytes | None, nodes: Mapping[bytes, LinkedNode]) -> bool:
     depth = nodes[node].depth
     while prompt is not None and nodes[prompt].depth > depth:
         prompt = nodes[prompt].parent
@@ -107,7 +116,7 @@ def _is_on(node: bytes, prompt: bytes | None, nodes: Mapping[bytes, Node]) -> bo
 def matched_parent(
     call: LinkedCall,
     calls: Mapping[str, LinkedCall],
-    nodes: Mapping[bytes, Node],
+    nodes: Mapping[bytes, LinkedNode],
     prompt: bytes | None,
     standing: Mapping[bytes, Sequence[CompletionKey]],
 ) -> Link:
@@ -135,7 +144,7 @@ def _may_precede(earlier: LinkedCall, call: LinkedCall) -> bool:
     return earlier.ordinal <= call.ordinal
 
 
-def _up(node: bytes | None, nodes: Mapping[bytes, Node]) -> Iterator[bytes]:
+def _up(node: bytes | None, nodes: Mapping[bytes, LinkedNode]) -> Iterator[bytes]:
     while node is not None:
         yield node
         node = nodes[node].parent

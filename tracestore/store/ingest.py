@@ -11,11 +11,11 @@ else comes of its episode. Then the newest events of the episode are written aga
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tracestore.graph.merge import FieldConflict, merge, merge_phases
 from tracestore.graph.model import CompletionKey
@@ -63,8 +63,7 @@ class Refused(Exception):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(NamedTuple):
     """A phase that is stored."""
 
     text_hash: bytes
@@ -110,12 +109,15 @@ class _Writer:
 
     def prefetch(self, batch: Sequence[Prepared]) -> None:
         """Look up, in a few statements, everything the batch may refer to."""
+        self._prefetch_rows(batch)
         ids: dict[str, set[str]] = defaultdict(set)
         for one in batch:
-            ids[one.event.kind].add(one.event.id)
+            event = one.event
+            # What others refer to has its row, or nothing came of it.
+            if event.kind not in PLACEHOLDERS or self._tx.find(event.kind, event.id) is not None:
+                ids[event.kind].add(event.id)
         for kind in sorted(ids):
             self._prefetch_seen(kind, sorted(ids[kind]))
-        self._prefetch_rows(batch)
 
     def _prefetch_rows(self, batch: Sequence[Prepared]) -> None:
         tx = self._tx
@@ -282,11 +284,11 @@ class _Writer:
             self._check_parent("agent", event.id, event.parent_agent_id, "parent_agent_id")
 
     def _check_parent(self, kind: str, id_: str, parent_id: str | None, field: str) -> None:
-        own = self._tx.find(kind, id_)
         if parent_id == id_:
             raise Refused("error", f"{field}: the {kind} {id_!r} is its own parent")
-        parent = None if parent_id is None else self._tx.find(kind, parent_id)
         # Only what somebody already names can be an ancestor of anything.
+        own = None if parent_id is None else self._tx.find(kind, id_)
+        parent = None if own is None or parent_id is None else self._tx.find(kind, parent_id)
         if own is None or parent is None:
             return
         current: int | None = parent.key
@@ -314,8 +316,10 @@ class _Writer:
             return
         call = self._tx.find("call", call_id)
         episode_key = None if call is None else self._tx.value(t.call, call.key, "episode_key")
+        if episode_key is None:
+            return
         episode = self._tx.find("episode", event.episode_id)
-        if episode_key is not None and (episode is None or episode.key != episode_key):
+        if episode is None or episode.key != episode_key:
             raise Refused("conflict", f"episode_id: {problem}")
 
     def _check_answers(self, event: AnyEvent) -> None:
@@ -359,7 +363,8 @@ class _Writer:
         if isinstance(merged, Call) and earlier is not None:
             self.parts.unsettles(merged, earlier)
         key, is_new = self._own_key(event, earlier, known)
-        row = {**self._columns(prepared, merged, news), **self.parts.columns(merged)}
+        row = self._columns(prepared, merged, news)
+        row |= self.parts.columns(merged)
         if event.kind in PLACEHOLDERS:
             row["is_placeholder"] = False
         if earlier is None:
@@ -367,7 +372,8 @@ class _Writer:
         if isinstance(event, PhasedEvent) and event.phase != "start":
             row["end_pos"] = self._tx.pos
         if is_new:
-            self._tx.buffer.insert(TABLES[event.kind], {"key": key, "id": event.id, **row})
+            row["key"], row["id"] = key, event.id
+            self._tx.buffer.insert(TABLES[event.kind], row)
         else:
             self._tx.buffer.update(TABLES[event.kind], key, row)
         self.parts.write(prepared, merged, news, key=key, is_first=earlier is None)
@@ -394,7 +400,7 @@ class _Writer:
                 return sampled, False
         return self._tx.new_key() if known is None else known, True
 
-    def _columns(self, prepared: Prepared, merged: AnyEvent, news: frozenset[str]) -> dict[str, Any]:
+    def _columns(self, prepared: Prepared, merged: AnyEvent, news: Set[str]) -> dict[str, Any]:
         """Columns of the fields that the event is the first to name."""
         shape, pieces = prepared.shape, prepared.others
         if merged is not prepared.event:
@@ -481,15 +487,15 @@ def _merged(earlier: AnyEvent, event: AnyEvent) -> AnyEvent:
         raise Refused("conflict", str(conflict)) from None
 
 
-def _news(merged: AnyEvent, earlier: AnyEvent | None) -> frozenset[str]:
+def _news(merged: AnyEvent, earlier: AnyEvent | None) -> Set[str]:
     """Fields that nothing named before, or of which more is known from now on."""
     if earlier is None:
-        return frozenset(merged.model_fields_set)
-    return frozenset(
+        return merged.model_fields_set
+    return {
         name
         for name in merged.model_fields_set
         if name not in earlier.model_fields_set or getattr(merged, name) != getattr(earlier, name)
-    )
+    }
 
 
 def _agreed(call_id: str, index: int, stored: CompletionFields, body: CompletionFields) -> CompletionFields:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Any, NamedTuple
 
 from sqlalchemy import select
@@ -81,7 +81,7 @@ class Parts:
         return {}
 
     def write(
-        self, prepared: Prepared, merged: AnyEvent, news: frozenset[str], *, key: int, is_first: bool
+        self, prepared: Prepared, merged: AnyEvent, news: Set[str], *, key: int, is_first: bool
     ) -> None:
         """Everything but the event's own row."""
         if isinstance(merged, Call):
@@ -138,7 +138,7 @@ class Parts:
             self.state(episode_key)
             self._unsettled[episode_key] = read_contexts(self._tx, episode_key)
 
-    def _call(self, prepared: Prepared, merged: Call, news: frozenset[str], key: int, is_first: bool) -> None:
+    def _call(self, prepared: Prepared, merged: Call, news: Set[str], key: int, is_first: bool) -> None:
         tx = self._tx
         state = self._touch(merged.episode_id)
         self.know_parent(merged)
@@ -456,7 +456,7 @@ class _Change(NamedTuple):
     """What is known of a completion after a post, and what of it that post brought."""
 
     body: CompletionFields
-    news: set[str]
+    news: Set[str]
 
 
 def _parameters(request: Raw) -> dict[str, Any]:

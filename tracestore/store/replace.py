@@ -18,11 +18,10 @@ This costs as much as the episode is long, once for all that a post replaces of 
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from sqlalchemy import ColumnElement, Select, Table, select
 
@@ -54,8 +53,7 @@ class Scope:
         return cls("group", event.id) if episode_id is None else cls("episode", episode_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Logged:
+class Logged(NamedTuple):
     """An event and its row of the log."""
 
     event: AnyEvent
@@ -74,8 +72,7 @@ class Logged:
         one = cls(prepared.event, prepared.text_hash, prepared.shape, pos, now)
         if replaces is None:
             return one
-        return dataclasses.replace(
-            one,
+        return one._replace(
             first_pos=replaces.first_pos or replaces.pos,
             num_replaced=(replaces.num_replaced or 0) + 1,
             entity_key=replaces.entity_key,

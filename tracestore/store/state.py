@@ -11,15 +11,14 @@ from __future__ import annotations
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
 from tracestore.graph.links import matched_parent, named_parent, resolve_links
 from tracestore.graph.match import node_key
 from tracestore.graph.messages import answer_messages
-from tracestore.graph.model import CompletionKey, Link, Node
+from tracestore.graph.model import CompletionKey, Link
 from tracestore.store import tables as t
 from tracestore.store.contents import Interned
 from tracestore.store.requests import Label, Piece, message_piece
@@ -33,8 +32,7 @@ ToolUseLabel = tuple[str, int, str]
 """(call id, completion, the model's own id of the tool use)."""
 
 
-@dataclass(frozen=True, slots=True)
-class LightCall:
+class LightCall(NamedTuple):
     """What linking reads of a call: thousands are held, so without bodies."""
 
     id: str
@@ -47,23 +45,21 @@ class LightCall:
 
     @classmethod
     def of(cls, call: Call) -> Self:
-        return cls(
-            id=call.id,
-            agent_id=call.agent_id,
-            ordinal=call.ordinal,
-            dialect=call.dialect,
-            context=call.context,
-            parent_call_id=call.parent_call_id,
-            parent_completion=call.parent_completion,
-        )
+        return cls(*map(vars(call).__getitem__, cls._fields))
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A row of node."""
 
     key: int
     match: bytes
+    depth: int
+
+
+class _Node(NamedTuple):
+    """What linking reads of a node."""
+
+    parent: bytes | None
     depth: int
 
 
@@ -86,7 +82,7 @@ class EpisodeState:
         """What each placed delta call was placed after."""
         self.places: dict[tuple[int, int], Place] = {}
         """(key of the parent place or 0, key of the content) -> the place."""
-        self.nodes: dict[bytes, Node] = {}
+        self.nodes: dict[bytes, _Node] = {}
         self.first_places: dict[bytes, int] = {}
         """Match key -> the first place with it."""
         self.prompt_places: dict[str, Place | None] = {}
@@ -328,10 +324,7 @@ class EpisodeState:
         if place.match not in self.first_places:
             above = None if parent is None else parent.match
             self.first_places[place.match] = place.key
-            # Linking reads parents and depths only.
-            self.nodes[place.match] = Node(
-                key=place.match, parent=above, match_hash=b"", depth=place.depth, role=None
-            )
+            self.nodes[place.match] = _Node(above, place.depth)
             self.below[above].append(place.match)
 
     def _prompts_below(self, node: bytes) -> Iterable[str]:
