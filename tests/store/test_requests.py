@@ -95,7 +95,8 @@ def test_memory_holds_a_number_of_bytes_and_forgets_who_asked_longest_ago() -> N
 
 def test_equal_text_that_ends_inside_a_number_is_not_cut_there() -> None:
     memory = RequestMemory()
-    for raw in (b'{"messages":[1,2]}', b'{"messages":[1,23,4]}', b'{"messages":[1,23,4,5]}'):
+    for messages in (b"1,2", b"1,23,4", b"1,23,4,5", b"1,23,4,567", b"1,23,4,567.89,1"):
+        raw = b'{"messages":[%b]}' % messages
         assert memory.take_apart(raw, "openai_chat", agent_id="a") == take_apart(raw, "openai_chat")
 
 
