@@ -51,6 +51,26 @@ def test_what_was_asked_before_changes_nothing(asked: Sequence[bytes], dialect: 
         assert memory.take_apart(raw, dialect, agent_id="a") == take_apart(raw, dialect)
 
 
+@settings(max_examples=40)
+@given(st.lists(st.tuples(conversations(), st.sampled_from(["a", "b", "c"])), min_size=2, max_size=4))
+def test_what_others_asked_before_changes_nothing(asked: list[tuple[list[bytes], str]]) -> None:
+    memory = RequestMemory()
+    for conversation, agent_id in asked:
+        for raw in conversation:
+            assert memory.take_apart(raw, "openai_chat", agent_id=agent_id) == take_apart(raw, "openai_chat")
+
+
+def test_an_agent_that_asks_first_in_the_words_of_another_shares_its_frame() -> None:
+    memory = RequestMemory()
+    long = b"x" * 100
+    raws = [b'{"messages":["%b%d%b"],"tools":[]}' % (long, number, long) for number in range(3)]
+    for number, raw in enumerate(raws):
+        assert memory.take_apart(raw, "openai_chat", agent_id=f"a{number}") == take_apart(raw, "openai_chat")
+    assert len({id(memory._asked[f"a{number}"].frame) for number in range(3)}) == 1
+    # In another dialect the same text is read otherwise.
+    assert memory.take_apart(raws[0], "text", agent_id="b") == take_apart(raws[0], "text")
+
+
 def test_a_growing_conversation_is_cut_once() -> None:
     memory = RequestMemory()
     frames = set()
@@ -75,7 +95,8 @@ def test_memory_holds_a_number_of_bytes_and_forgets_who_asked_longest_ago() -> N
 
 def test_equal_text_that_ends_inside_a_number_is_not_cut_there() -> None:
     memory = RequestMemory()
-    for raw in (b'{"messages":[1,2]}', b'{"messages":[1,23,4]}', b'{"messages":[1,23,4,5]}'):
+    for messages in (b"1,2", b"1,23,4", b"1,23,4,5", b"1,23,4,567", b"1,23,4,567.89,1"):
+        raw = b'{"messages":[%b]}' % messages
         assert memory.take_apart(raw, "openai_chat", agent_id="a") == take_apart(raw, "openai_chat")
 
 

@@ -81,12 +81,48 @@ def test_other_parameters_each_time_and_the_same_request_again_are_known_too(
     assert continued == [True] * 4
 
 
+def test_of_other_messages_in_the_same_request_they_alone_are_read(continued: list[bool]) -> None:
+    memory = SpanMemory()
+    for messages in ([LONG, *MESSAGES], [LONG, MESSAGES[3]], [LONG, MESSAGES[3], MESSAGES[4]], [MESSAGES[5]]):
+        for tail in (b"," + TOOLS, b',"n":1'):
+            text = event(request(*messages, tail=tail), front=b'"purpose":"%b",' % (b"x" * 5000))
+            assert verdict(text, memory=memory) == exact_verdict(text)
+    assert continued == [True] * 7
+
+
 def test_what_begins_otherwise_is_read_whole_and_known_from_then_on(continued: list[bool]) -> None:
     memory = SpanMemory()
-    for messages in ([LONG, *MESSAGES], [LONG, MESSAGES[3]], [LONG, MESSAGES[3], MESSAGES[4]]):
-        text = event(request(*messages))
+    for before, messages in ((b"", MESSAGES), (b'"n":1,', MESSAGES[3:4]), (b'"n":1,', MESSAGES[3:5])):
+        text = event(request(LONG, *messages, before=before))
         assert verdict(text, memory=memory) == exact_verdict(text)
     assert continued == [True]
+
+
+def test_an_agent_that_begins_in_the_words_of_another_is_read_like_it(continued: list[bool]) -> None:
+    memory = SpanMemory()
+    for agent in (b"a", b"b", b"c"):
+        text = event(request(b'"%b"' % agent, LONG, before=b'"model":"%b",' % (b"m" * 64)), agent=agent)
+        assert verdict(text, memory=memory) == exact_verdict(text)
+    assert continued == [True, True]
+
+
+def test_deltas_are_read_by_their_messages_alone(continued: list[bool]) -> None:
+    memory = SpanMemory()
+    for number in range(3):
+        text = event(
+            request(MESSAGES[number], LONG), front=b'"context":"delta","parent_call_id":"p%d",' % number
+        )
+        assert verdict(text, memory=memory) == exact_verdict(text)
+    assert continued == [True, True]
+
+
+def test_no_messages_where_there_were_some_are_none_that_are_known(continued: list[bool]) -> None:
+    memory = SpanMemory()
+    long = b'"purpose":"%b",' % (b"x" * 5000)
+    for array, tail in ((b"1", b""), (b"", b""), (b" ", b""), (b"", b',"n":1'), (b"2", b"")):
+        text = event(request(array, tail=tail), front=long)
+        assert verdict(text, memory=memory) == exact_verdict(text)
+    assert continued == [False, False, False, True]
 
 
 def test_a_parent_named_for_the_first_time_does_not_hide_the_end_of_the_request(
@@ -236,7 +272,7 @@ def test_a_body_is_read_with_a_memory() -> None:
 
 
 def test_the_memory_stays_within_its_bytes_and_forgets_the_longest_unused() -> None:
-    entry = Known(b"x" * 300, b"", b"", "messages", 199, b"")
+    entry = Known(b"x" * 300, b"", b"", "messages", 199, b"", 300)
     # 812 bytes each: 300 of text and 512 for what stands around it.
     memory = SpanMemory(max_bytes=3 * 812)
     for key in (b"1", b"2", b"3"):
@@ -257,10 +293,11 @@ def test_a_request_is_cut_behind_its_last_message() -> None:
     assert known(text, levels=7, after=b',"status"') == Known(
         head=b'{ "model" : "m", "messages" : [ {"role":"user"}, 1 ',
         tail=b'] , "n":1}',
-        keys=b'{"model":0,"messages":[""',
+        keys=b'{"model":0,"messages":[',
         array="messages",
         levels=7,
         after=b',"status"',
+        opening=len(b'{ "model" : "m", "messages" : ['),
     )
 
 
@@ -305,8 +342,34 @@ def test_the_rest_of_a_known_request_is_checked() -> None:
             first.next(rest)
 
 
+def test_other_messages_in_a_known_request_are_checked() -> None:
+    first = known(b'{"a":1,"messages":[1],"n":2}', levels=199, after=b"")
+    assert first is not None
+    opened = first.opened()
+    assert (opened.head, opened.tail) == (b'{"a":1,"messages":[', b'],"n":2}')
+    second = opened.next(b'2 , {"b":3} ],"n":2}')
+    assert (second.head, second.tail) == (b'{"a":1,"messages":[2 , {"b":3} ', b'],"n":2}')
+    assert second.next(b',4],"n":2}').head == second.head + b",4"
+    third = opened.next(b'2],"n":3}')
+    assert (third.head, third.tail) == (b'{"a":1,"messages":[2', b'],"n":3}')
+    for rest in (
+        b'],"n":2}',
+        b' ],"n":2}',
+        b',2],"n":2}',
+        b'2,],"n":2}',
+        b'2],"x":[1],"n":2}',
+        b'2],"a":1}',
+        b'2],"messages":[1]}',
+        b'],"n":3}',
+        b'2]],"n":3}',
+        b'[2],"n":3}',
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            opened.next(rest)
+
+
 def test_the_end_of_the_next_request_is_looked_for_where_the_last_one_ended() -> None:
-    one = Known(b"", b"]}", b"", "messages", 199, b',"status":"ok"}')
+    one = Known(b"", b"]}", b"", "messages", 199, b',"status":"ok"}', 0)
     assert one.end(b'xx,3]},"status":"ok"}', 2) == 6
     assert one.end(b'xx,3]} ,"status":"ok"}', 2) == 7
     assert one._replace(after=b"}").end(b"xx,3]}}", 2) == 6

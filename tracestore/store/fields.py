@@ -15,9 +15,9 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 from sqlalchemy import Table
@@ -154,33 +154,82 @@ Shape = Mapping[str, Any]
 
 def shape_text(model: BaseModel) -> str:
     """The shape of the fields that were named, so that what was left out stays left out when read back."""
-    # Written as it is walked: a batch of dicts is what Python's collector would look through.
-    named = model.model_fields_set
+    return _written(_form_of(type(model))(model))
+
+
+_Form = tuple[Any, ...]
+"""All that a shape is made of: (model, fields named, what there is of each of `_telling(model)`: of a model
+its form, of a tuple of models their forms, of another value whether it is None). Senders repeat themselves,
+so the texts of most forms are known, and a form is faster to make than its text."""
+
+
+class _Telling(NamedTuple):
+    """A field whose value has a say in the shape."""
+
+    name: str
+    model: type[BaseModel] | None
+    """What it holds, where that is a model or a tuple of them."""
+    is_tuple: bool
+
+
+@cache
+def _telling(model: type[BaseModel]) -> tuple[_Telling, ...]:
+    found = []
+    for name, info in model.model_fields.items():
+        inner = _plain_type(info.annotation)
+        is_tuple = typing.get_origin(inner) is tuple
+        item = typing.get_args(inner)[0] if is_tuple else inner
+        if isinstance(item, type) and issubclass(item, BaseModel):
+            found.append(_Telling(name, item, is_tuple))
+        elif types.NoneType in typing.get_args(info.annotation):
+            found.append(_Telling(name, None, False))
+    return tuple(found)
+
+
+@cache
+def _form_of(model: type[BaseModel]) -> Callable[[BaseModel], _Form]:
+    """What makes the form of a model; compiled, for it looks at every field of every event."""
+    parts = ["model", "frozenset(made.__pydantic_fields_set__)"]
+    names: dict[str, Any] = {"model": model}
+    for name, inner, is_tuple in _telling(model):
+        if inner is None:
+            parts.append(f"values[{name!r}] is None")
+        else:
+            parts.append(f"None if (one := values[{name!r}]) is None else form_{name}(one)")
+            names[f"form_{name}"] = partial(_forms, _form_of(inner)) if is_tuple else _form_of(inner)
+    source = f"def form(made):\n    values = made.__dict__\n    return ({', '.join(parts)})"
+    exec(compile(source, f"<form of {model.__name__}>", "exec"), names)
+    form: Callable[[BaseModel], _Form] = names["form"]
+    return form
+
+
+def _forms(form: Callable[[BaseModel], _Form], models: Iterable[BaseModel]) -> _Form:
+    forms = [form(one) for one in models]
+    while len(forms) > 1 and forms[-1] == forms[-2]:
+        forms.pop()
+    return tuple(forms)
+
+
+@lru_cache(maxsize=4096)
+def _written(form: _Form) -> str:
+    model, named, *told = form
+    shapes = {field.name: _value_shape(field, one) for field, one in zip(_telling(model), told, strict=True)}
     members = [
-        mark + _value_shape(getattr(model, name))
-        for name, mark in _shape_fields(type(model))
-        if name in named
+        f'"{name}":{shapes.get(name, 1)}'
+        for name in model.model_fields
+        if name in named and name not in ("kind", "id")
     ]
     return "{" + ",".join(members) + "}"
 
 
-@cache
-def _shape_fields(model: type[BaseModel]) -> tuple[tuple[str, str], ...]:
-    """(field, how its member of the shape begins)."""
-    return tuple((name, f'"{name}":') for name in model.model_fields if name not in ("kind", "id"))
-
-
-def _value_shape(value: Any) -> str:
-    if value is None:
+def _value_shape(field: _Telling, told: Any) -> str:
+    if field.model is None:
+        return "0" if told else "1"
+    if told is None:
         return "0"
-    if isinstance(value, BaseModel):
-        return shape_text(value)
-    if type(value) is tuple and value and isinstance(value[0], BaseModel):
-        shapes = [shape_text(item) for item in value]
-        while len(shapes) > 1 and shapes[-1] == shapes[-2]:
-            shapes.pop()
-        return "[" + ",".join(shapes) + "]"
-    return "1"
+    if not field.is_tuple:
+        return _written(told)
+    return "[" + ",".join(map(_written, told)) + "]" if told else "1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
+from typing import NamedTuple
 
 from tracestore.graph.messages import answer_messages
 from tracestore.store.fields import contents_of, shape_text, value_at
@@ -16,8 +16,7 @@ from tracestore.wire.events import AnyEvent, phase_of
 _NEW_MESSAGES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     event: AnyEvent
     phase: str
     text_hash: bytes

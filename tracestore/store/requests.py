@@ -8,15 +8,15 @@ depends on what is new in it and not on how long the conversation is.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from hashlib import sha256
 from threading import Lock
 from typing import NamedTuple
 
-from tracestore.store.skeleton import Frame, cut, elements_between, split_elements
+from tracestore.store.skeleton import Frame, cut, split_elements
 from tracestore.wire.call import Dialect
 
 _REMEMBERED_BYTES = 64 * 2**20
+_END_BYTES = 64
 
 Label = tuple[bytes, str | None, bool]
 """(sha256, place_role, is_message)."""
@@ -51,8 +51,7 @@ def other_piece(data: bytes, role: str) -> Piece:
     return Piece(data, (sha256(data).digest(), role, False))
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """A request in pieces."""
 
     raw: bytes
@@ -62,59 +61,73 @@ class Request:
     tools: Piece | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(NamedTuple):
     """A request that the next one of its agent may repeat."""
 
     request: Request
     frame: Frame
-    text: bytes
-    """The messages inside the frame."""
+    begin: bytes
+    """The request up to the end of its last message."""
 
     def followed_by(self, raw: bytes) -> _Asked | None:
         """The next request; None where it does not stand in the same frame."""
-        frame, known = self.frame, self.request
-        text = elements_between(frame, raw)
-        if text is None:
+        frame, messages = self.frame, self.request.messages
+        # Equal text before and after an array's elements is read alike, so they are all that differs.
+        end = len(raw) - len(frame.tail)
+        if not raw.endswith(frame.tail):
             return None
-        messages = known.messages
-        if text != self.text:
-            begun = text.startswith(self.text + frame.between)
-            start = len(self.text) + len(frame.between) if begun else 0
-            new = split_elements(text[start:], frame.between)
-            if new is None:
+        begin = raw[:end]
+        if begin != self.begin:
+            between, start = frame.between, len(self.begin)
+            if begin.startswith(self.begin) and begin.startswith(between, start):
+                start += len(between)
+            elif begin.startswith(frame.head):
+                start, messages = len(frame.head), messages[: frame.num_before]
+            else:
                 return None
-            kept = messages if begun else messages[: frame.num_before]
-            messages = (*kept, *(message_piece(one, None) for one in new))
-        if len(messages) == frame.num_before + 1 and frame.between != b",":
-            return None  # the skeleton of a single message tells no white space
-        return _Asked(Request(raw, known.dialect, known.skeleton, messages, known.tools), frame, text)
+            new = split_elements(begin[start:], between)
+            if not new:
+                return None
+            messages += tuple([message_piece(one, None) for one in new])
+            if len(messages) == frame.num_before + 1 and between != b",":
+                return None  # the skeleton of a single message tells no white space
+        known = self.request
+        return _Asked(Request(raw, known.dialect, known.skeleton, messages, known.tools), frame, begin)
 
 
 class RequestMemory:
     """What every agent asked last, up to a number of bytes. Thread-safe."""
 
     def __init__(self) -> None:
-        self._asked: OrderedDict[str, _Asked] = OrderedDict()
+        self._asked: OrderedDict[str | bytes, _Asked] = OrderedDict()
+        """By agent; and what had to be cut by how it begins and ends, for agents that ask for the first time
+        in the words of others."""
         self._bytes = 0
         self._lock = Lock()
 
     def take_apart(self, raw: bytes, dialect: Dialect, *, agent_id: str) -> Request:
         """The pieces of a request of an agent. What is remembered changes nothing but what this costs."""
-        before = self._asked.get(agent_id)
-        asked = before.followed_by(raw) if before is not None and before.request.dialect == dialect else None
+        asked = self._following(agent_id, raw, dialect)
         if asked is None:
-            request, frame = _taken_apart(raw, dialect)
-            if frame is None:
-                return request
-            asked = _Asked(request, frame, elements_between(frame, raw) or b"")
+            ends = raw[:_END_BYTES] + raw[-_END_BYTES:]
+            asked = self._following(ends, raw, dialect)
+            if asked is None:
+                request, frame = _taken_apart(raw, dialect)
+                if frame is None:
+                    return request
+                asked = _Asked(request, frame, raw[: len(raw) - len(frame.tail)])
+                self._remember(ends, asked)
         self._remember(agent_id, asked)
         return asked.request
 
-    def _remember(self, agent_id: str, asked: _Asked) -> None:
+    def _following(self, key: str | bytes, raw: bytes, dialect: Dialect) -> _Asked | None:
+        before = self._asked.get(key)
+        return before.followed_by(raw) if before is not None and before.request.dialect == dialect else None
+
+    def _remember(self, key: str | bytes, asked: _Asked) -> None:
         with self._lock:
-            before = self._asked.pop(agent_id, None)
-            self._asked[agent_id] = asked
+            before = self._asked.pop(key, None)
+            self._asked[key] = asked
             self._bytes += _size(asked) - (_size(before) if before is not None else 0)
             while self._bytes > _REMEMBERED_BYTES:
                 _, oldest = self._asked.popitem(last=False)
@@ -122,7 +135,7 @@ class RequestMemory:
 
 
 def _size(asked: _Asked) -> int:
-    # The request as it came, the text of its messages, and the messages themselves.
+    # The request as it came, its begin, and the messages themselves.
     return 3 * len(asked.request.raw)
 
 

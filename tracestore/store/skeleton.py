@@ -87,17 +87,6 @@ def _frame(request: bytes, holes: Sequence[_Hole], num_messages: int) -> Frame |
     return None
 
 
-def elements_between(frame: Frame, request: bytes) -> bytes | None:
-    """What stands in a request where a frame has its messages; None where it has another frame.
-
-    Equal text before and after an array's elements is read alike, so they are all that differs.
-    """
-    start, end = len(frame.head), len(request) - len(frame.tail)
-    if start < end and request.startswith(frame.head) and request.endswith(frame.tail):
-        return request[start:end]
-    return None
-
-
 def split_elements(text: bytes, between: bytes) -> list[bytes] | None:
     """The elements of an array by the text between them; None where that text is not all that is."""
     try:

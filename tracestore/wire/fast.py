@@ -5,7 +5,8 @@ own functions the rest. All three take less than the exact path, never more, and
 text that they take is taken by it too. Everything else comes back as None, and `decode` reads it again to
 find the words for what is wrong with it.
 
-A request that begins with what its agent sent before (`memory`) is not read again up to there.
+A request that begins with what its agent sent before (`memory`), or that differs from it in its messages
+alone, is read only where it differs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any, Final
 
 import msgspec
 
-from tracestore.wire.base import Raw
 from tracestore.wire.call import Call
 from tracestore.wire.check import DOUBTS, Doubt, certain
 from tracestore.wire.events import MODELS, AnyEvent
@@ -29,11 +29,13 @@ _PLANS: Final[dict[str, tuple[Plan[Any], Callable[[bytes], Any]]]] = {
     kind: (plan(model), msgspec.json.Decoder(plan(model).struct).decode) for kind, model in MODELS.items()
 }
 _CALL, _call = _PLANS["call"]
-_WORTH_BYTES = 8192
+_WORTH_BYTES = 4096
 """Shorter texts are read about as fast as their requests are looked up."""
 _NEAR = 64 * 1024
 """How far from its beginning a text is searched for names."""
 _AFTER = 16
+_BEGINNING = 64
+"""How much of a request tells which other agents' it may be like."""
 _MARKED = msgspec.Raw(MARK)
 
 
@@ -68,31 +70,30 @@ def _read_with(memory: SpanMemory, text: bytes, *, levels: int) -> AnyEvent:
     if agent < 0 or agent_end < 0 or start < len(b'"request":'):
         return _read(text, levels=levels)
     start += text.startswith(b" ", start)
-    key = text[agent:agent_end]
-    last = memory.get(key)
-    if last is not None and last.levels == levels - 1 and text.startswith(last.head, start):
-        with suppress(*DOUBTS):
-            event, new = _continued(last, text, start, levels=levels)
-            memory.put(key, new)
-            return event
+    key, beginning = text[agent:agent_end], text[start : start + _BEGINNING]
+    of_agent = memory.get(key)
+    last = memory.get(beginning) if of_agent is None else of_agent
+    if last is not None and last.levels == levels - 1:
+        if not text.startswith(last.head, start):
+            last = last.opened()
+        if text.startswith(last.head, start):
+            with suppress(*DOUBTS):
+                event, new = _continued(last, text, start, levels=levels)
+                # No request begins with a delta: what stands around its messages is known already.
+                if event.context == "whole" or of_agent is None:
+                    memory.put(key, new)
+                return event
     whole = _read(text, levels=levels)
-    request = _worth_knowing(whole)
-    if request is not None and text.startswith(request, start):
-        end = start + len(request)
-        cut = known(request, levels=levels - 1, after=text[end : end + _AFTER])
+    if isinstance(whole, Call) and whole.request is not None and text.startswith(whole.request, start):
+        end = start + len(whole.request)
+        cut = known(whole.request, levels=levels - 1, after=text[end : end + _AFTER])
         if cut is not None:
             memory.put(key, cut)
+            memory.put(beginning, cut.opened())
     return whole
 
 
-def _worth_knowing(event: AnyEvent) -> Raw | None:
-    """The request of a call, if another one may begin with it: none begins with a delta."""
-    if isinstance(event, Call) and event.context == "whole":
-        return event.request
-    return None
-
-
-def _continued(last: Known, text: bytes, start: int, *, levels: int) -> tuple[AnyEvent, Known]:
+def _continued(last: Known, text: bytes, start: int, *, levels: int) -> tuple[Call, Known]:
     """The event whose request stands at `start` and begins with what is known.
 
     If a string in place of the request makes an event whose request is that string, then a request stood
@@ -110,4 +111,5 @@ def _continued(last: Known, text: bytes, start: int, *, levels: int) -> tuple[An
     new = last.next(text[behind:end])
     named = certain(envelope, levels=levels)
     found.request = msgspec.Raw(memoryview(text)[start:end])
-    return _CALL.built(found, named, envelope), new
+    event: Call = _CALL.built(found, named, envelope)
+    return event, new

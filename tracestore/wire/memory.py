@@ -12,6 +12,9 @@ inside the array behind an element. (A string stands for the last element, becau
 and `.5`.) With another tail (a parameter changed), the head's keys stand for the head, as in
 `{"model":0,"messages":[""` ++ news ++ tail. All of them are there, so a key that the tail repeats is found.
 
+Other messages than before (a delta, an agent that begins in the words of another) are news from the array's
+opening bracket on: the head ends there, and `[` stands for it.
+
 This is about text alone, whoever sent it: a wrong or a missing memory costs time and changes no verdict.
 """
 
@@ -37,6 +40,7 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 MARK: Final = b'"' + secrets.token_hex(16).encode() + b'"'
 """A string in texts of our own. Nobody else can write it, so where it is read is where it was put."""
+_OPEN: Final = b"["
 _LAST: Final = b'[""'
 """Stands for an array up to its last element."""
 
@@ -48,13 +52,19 @@ class Known(NamedTuple):
     tail: bytes
     """Begins with the array's closing bracket."""
     keys: bytes
-    """The head without its values and messages: `{"model":0,"messages":[""`."""
+    """The head without its values and messages: `{"model":0,"messages":[`."""
     array: str
     """`messages` or `input`."""
     levels: int
     """Arrays and objects that were allowed inside each other, the request being the first."""
     after: bytes
     """What followed the request in its event."""
+    opening: int
+    """Where in the head the array begins, behind its bracket."""
+
+    def opened(self) -> Known:
+        """The same without messages."""
+        return self._replace(head=self.head[: self.opening])
 
     def end(self, text: bytes, start: int) -> int:
         """Where the next request probably ends: after the same text, or before the same.
@@ -79,17 +89,22 @@ class Known(NamedTuple):
         Raises:
             ValueError: it is not certain that it is.
         """
+        begun = _LAST if len(self.head) > self.opening else _OPEN
         if rest.endswith(self.tail):
             news = rest[: len(rest) - len(self.tail)]
-            certain(_LAST + news + b"]", levels=self.levels - 1)
+            tail = self.tail
+            array = certain(begun + news + b"]", levels=self.levels - 1)
         else:
             # White space behind a request is no part of it.
             if not rest.endswith(b"}"):
                 raise Doubt("end of the request")
-            text = self.keys + rest
-            certain(text, levels=self.levels)
-            news = rest[: len(bytes(_members(text)[self.array])) - len(_LAST + b"]")]
-        return Known(self.head + news, rest[len(news) :], self.keys, self.array, self.levels, self.after)
+            text = self.keys + begun[len(_OPEN) :] + rest
+            array = certain(text, levels=self.levels)[self.array]
+            news = rest[: len(bytes(_members(text)[self.array])) - len(begun + b"]")]
+            tail = rest[len(news) :]
+        if not array:
+            raise Doubt("no messages")
+        return Known(self.head + news, tail, self.keys, self.array, self.levels, self.after, self.opening)
 
 
 def known(request: bytes, *, levels: int, after: bytes) -> Known | None:
@@ -114,13 +129,15 @@ def known(request: bytes, *, levels: int, after: bytes) -> Known | None:
         if text.startswith(b"[" + MARK):
             end = start + len(text) - len(b"[") - len(MARK + b",") - len(b"]")
             keys = "{" + "".join(f"{json.dumps(key)}:0," for key in before) + f"{json.dumps(name)}:"
-            return Known(request[:end], request[end:], keys.encode("ascii") + _LAST, name, levels, after)
+            return Known(
+                request[:end], request[end:], keys.encode("ascii") + _OPEN, name, levels, after, start
+            )
         before.append(name)
     return None
 
 
 class SpanMemory:
-    """The last request of each agent, within a number of bytes; the one longest not used goes first."""
+    """What was known of requests by key, within a number of bytes; the one longest not used goes first."""
 
     def __init__(self, *, max_bytes: int = MEMORY_BYTES) -> None:
         self._max_bytes = max_bytes
