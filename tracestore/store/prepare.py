@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from hashlib import sha256
 from typing import NamedTuple
 
 from tracestore.graph.messages import answer_messages
+from tracestore.store.digest import sha256_of
 from tracestore.store.fields import contents_of, shape_text, value_at
 from tracestore.store.requests import Piece, Request, RequestMemory, message_piece, other_piece
 from tracestore.wire.call import Call, Dialect
@@ -52,7 +52,7 @@ def prepare(event: AnyEvent, text: bytes, *, requests: RequestMemory) -> Prepare
     return Prepared(
         event=event,
         phase=phase_of(event),
-        text_hash=sha256(text).digest(),
+        text_hash=sha256_of(text),
         shape=shape_text(event),
         size=len(text),
         request=request,

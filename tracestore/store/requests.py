@@ -8,10 +8,10 @@ depends on what is new in it and not on how long the conversation is.
 from __future__ import annotations
 
 from collections import OrderedDict
-from hashlib import sha256
 from threading import Lock
 from typing import NamedTuple
 
+from tracestore.store.digest import sha256_of
 from tracestore.store.skeleton import Frame, cut, split_elements
 from tracestore.wire.call import Dialect
 
@@ -44,11 +44,11 @@ class Piece(NamedTuple):
 
 
 def message_piece(data: bytes, role: str | None) -> Piece:
-    return Piece(data, (sha256(data).digest(), role, True))
+    return Piece(data, (sha256_of(data), role, True))
 
 
 def other_piece(data: bytes, role: str) -> Piece:
-    return Piece(data, (sha256(data).digest(), role, False))
+    return Piece(data, (sha256_of(data), role, False))
 
 
 class Request(NamedTuple):
