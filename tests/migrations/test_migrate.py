@@ -19,7 +19,7 @@ from tracestore.graph.build import build
 from tracestore.store import Store
 from tracestore.store import tables as t
 from tracestore.store.engine import NoStore, connect, writer
-from tracestore.store.runs import unpack
+from tracestore.store.runs import unpack_ids
 from tracestore.store.schema import view_statements
 from tracestore.store.verify import verify
 from tracestore_migrations import check, current, open_store, upgrade
@@ -173,7 +173,7 @@ def make_store_of(engine: Engine, revision: str, source: Engine) -> None:
                 for row in rows.execute(select(table)).mappings():
                     known = {key: value for key, value in row.items() if key in columns[name]}
                     if name == "token_run" and "packed_ids" not in known:
-                        known["ids"] = unpack(row["packed_ids"], row["num_ids"]).tobytes()
+                        known["ids"] = unpack_ids(row["packed_ids"], row["num_ids"]).tobytes()
                     connection.execute(table.insert().values(known))
 
 

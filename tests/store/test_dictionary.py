@@ -22,7 +22,8 @@ def _words(number: int) -> str:
     return f"the tests of module {number} fail: expected {number * 7} rows in table number {number % 13}"
 
 
-def _joined() -> None:
+def join_training() -> None:
+    """Wait for the dictionaries that are being trained."""
     for thread in threading.enumerate():
         if thread.name == "tracestore-dictionary":
             thread.join()
@@ -38,7 +39,7 @@ def test_messages_after_the_first_are_compressed_with_a_dictionary_of_them(
     with Store.open(url) as store:
         for number, text in enumerate(texts):
             if number == 60:
-                _joined()
+                join_training()
             store.ingest("p", [posted(call(f"c{number}", [user(text)], "ok"))])
         with store.read() as connection:
             with_it = (

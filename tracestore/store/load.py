@@ -18,6 +18,7 @@ from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
 from tracestore.store.chunks import chunks
 from tracestore.store.codec import decompress
+from tracestore.store.dictionary import Dictionaries
 from tracestore.store.fields import TABLES, Shape, columns_of, item_shape, nested_model, union
 from tracestore.store.runs import RunRow, read_chains, spell
 from tracestore.store.skeleton import fill
@@ -55,24 +56,6 @@ def read_contents(connection: Connection, project_id: int, keys: Iterable[int]) 
             dictionary = dictionaries.get(dictionary_key)
             found[key] = Content(decompress(data, codec=codec, dictionary=dictionary), role)
     return found
-
-
-class Dictionaries:
-    """The dictionaries of a project, read when they are asked for: far fewer than the rows that need them."""
-
-    def __init__(self, connection: Connection, project_id: int) -> None:
-        self._connection = connection
-        self._project_id = project_id
-        self._known: dict[int | None, bytes | None] = {None: None}
-
-    def get(self, key: int | None) -> bytes | None:
-        """The bytes of a dictionary; None for no key."""
-        if key not in self._known:
-            c = t.dictionary.c
-            self._known[key] = self._connection.execute(
-                select(c.data).where(c.project_id == self._project_id, c.key == key)
-            ).scalar_one()
-        return self._known[key]
 
 
 def load_events(

@@ -256,6 +256,7 @@ _NO_IDS: dict[str, Any] = {
     "ids": b"",
     "packed_ids": b"",
     "num_ids": 0,
+    "dictionary_key": None,
     "logprobs": None,
     "logprobs_dtype": None,
     "logprobs_nulls": None,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
 from tracestore.store import tables as t
+from tracestore.store.buffer import Buffer
 from tracestore.store.chunks import chunks
 from tracestore.store.codec import Compressor, decompress
+from tracestore.store.dictionary import Dictionaries, ProjectDictionary
 from tracestore.store.lookup import look_up
 from tracestore.wire.arrays import Logprobs
 
@@ -89,29 +91,106 @@ class RunIds:
 def read_ids(connection: Connection, project_id: int, keys: list[int]) -> dict[int, Ids]:
     """The own ids of runs, by key."""
     found: dict[int, Ids] = {}
-    columns = ("key", "ids", "packed_ids", "num_ids")
-    rows = look_up(connection, t.token_run, columns, by="key", values=keys, project_id=project_id)
-    for key, ids, packed, count in rows:
-        found[key] = np.frombuffer(ids, dtype="<i4") if count is None else unpack(packed, count)
+    columns = ("key", "ids", "packed_ids", "num_ids", "dictionary_key")
+    dictionaries = Dictionaries(connection, project_id)
+    # All rows first: a dictionary is read through the same connection.
+    rows = list(look_up(connection, t.token_run, columns, by="key", values=keys, project_id=project_id))
+    for key, ids, packed, count, dictionary in rows:
+        found[key] = _own_ids(ids, packed, count, dictionaries.get(dictionary))
     return found
 
 
-def pack(ids: Ids) -> bytes:
+def _own_ids(ids: bytes, packed: bytes | None, count: int | None, dictionary: bytes | None) -> Ids:
+    if count is None:
+        return np.frombuffer(ids, dtype="<i4")
+    assert packed is not None
+    return unpack_ids(packed, count, dictionary=dictionary)
+
+
+class RunCodec:
+    """Packs the token ids of one project, better once there were some. For the committer's thread."""
+
+    def __init__(self, project_id: int) -> None:
+        self._dictionary = ProjectDictionary(project_id, "ids")
+
+    def columns(
+        self, ids: Ids, *, connection: Connection, buffer: Buffer, new_key: Callable[[], int], now: int
+    ) -> dict[str, Any]:
+        """What the row of a run says of its own ids."""
+        halves = _halves(ids)
+        trained = self._dictionary.compressor(
+            halves, connection=connection, buffer=buffer, new_key=new_key, now=now
+        )
+        row: dict[str, Any] = {"ids": b"", "num_ids": len(ids)}
+        if trained is None:
+            return {**row, "packed_ids": pack_ids(ids)}
+        key, compressor = trained
+        return {**row, "packed_ids": compressor.compress(halves)[1], "dictionary_key": key}
+
+
+def pack_ids(ids: Ids) -> bytes:
     """Token ids with their first bytes side by side, then their second ones, and so on, compressed.
 
     The upper bytes of ids repeat, and 160 ids take half of what they take as integers, 460 a third. What
-    does not get smaller is left as long as it was, which tells it apart. `unpack` is the inverse.
+    does not get smaller is left as long as it was, which tells it apart. `unpack_ids` is the inverse.
     """
     planes = ids.astype("<i4").view(np.uint8).reshape(-1, 4).T.tobytes()
     _, data = _compressor.of_this_thread.compress(planes)
     return data
 
 
-def unpack(data: bytes, count: int) -> Ids:
-    """int32 [count]."""
-    planes = data if len(data) == 4 * count else decompress(data, codec="zstd")
-    by_id = np.ascontiguousarray(np.frombuffer(planes, dtype=np.uint8).reshape(4, -1).T)
-    return by_id.view("<i4").reshape(-1)
+def _halves(ids: Ids) -> bytes:
+    """The lower halves of token ids, then the third bytes, then the fourth.
+
+    Ids that often follow each other lie side by side, for a dictionary to know them: with one they take two
+    thirds of what they take without.
+    """
+    data = ids.astype("<i4").tobytes()
+    return ids.astype("<u2").tobytes() + data[2::4] + data[3::4]
+
+
+def unpack_ids(data: bytes, count: int, *, dictionary: bytes | None = None) -> Ids:
+    """int32 [count].
+
+    Args:
+        dictionary: that the ids were compressed with, in halves; None: they were not, and by their bytes.
+    """
+    plain = data if len(data) == 4 * count else decompress(data, codec="zstd", dictionary=dictionary)
+    if dictionary is None:
+        by_id = np.ascontiguousarray(np.frombuffer(plain, dtype=np.uint8).reshape(4, -1).T)
+        return by_id.view("<i4").reshape(-1)
+    lower = np.frombuffer(plain, dtype="<u2", count=count).astype(np.int32)
+    third, fourth = np.frombuffer(plain, dtype=np.uint8, offset=2 * count).reshape(2, -1).astype(np.int32)
+    return lower | third << 16 | fourth << 24
+
+
+def pack_logprobs(logprobs: Logprobs) -> bytes:
+    """Logprobs with their upper bytes, sign and exponent, in front and compressed, then all others.
+
+    Those repeat and the others do not. `unpack_logprobs` is the inverse; what does not get smaller is left
+    as it was, which its length tells.
+    """
+    data, width = logprobs.data, _WIDTHS[logprobs.dtype]
+    lower = width - width // 4
+    front = b"".join(data[place::width] for place in range(lower, width))
+    codec, packed = _compressor.of_this_thread.compress(front)
+    if codec == "raw":
+        return data
+    return packed + b"".join(data[place::width] for place in range(lower))
+
+
+def unpack_logprobs(data: bytes, count: int, *, dtype: Any) -> bytes:
+    """Little-endian values of a dtype."""
+    width = _WIDTHS[dtype]
+    if len(data) == width * count:
+        return data
+    lower = width - width // 4
+    rest = lower * count
+    planes = data[-rest:] + decompress(data[:-rest], codec="zstd")
+    return np.frombuffer(planes, dtype=np.uint8).reshape(width, -1).T.tobytes()
+
+
+_WIDTHS = {"float32": 4, "float64": 8}
 
 
 class _PerThread(threading.local):
@@ -143,6 +222,7 @@ def read_chains(connection: Connection, project_id: int, keys: Iterable[int]) ->
     """The rows of runs and of everything they are based on, by key."""
     run = t.token_run
     found: dict[int, RunRow] = {}
+    dictionaries = Dictionaries(connection, project_id)
     for chunk in chunks(sorted(keys)):
         here = select(run.c.key, run.c.base_key).where(run.c.project_id == project_id, run.c.key.in_(chunk))
         chain = here.cte("chain", recursive=True)
@@ -153,19 +233,21 @@ def read_chains(connection: Connection, project_id: int, keys: Iterable[int]) ->
         rows = connection.execute(
             select(
                 *(run.c.key, run.c.base_key, run.c.base_length, run.c.ids, run.c.packed_ids, run.c.num_ids),
-                *(run.c.logprobs, run.c.logprobs_dtype, run.c.logprobs_nulls),
+                *(run.c.dictionary_key, run.c.logprobs, run.c.logprobs_dtype, run.c.logprobs_nulls),
             ).where(run.c.project_id == project_id, run.c.key.in_(select(chain.c.key)))
-        )
-        for key, base_key, base_length, ids, packed, count, logprobs, dtype, nulls in rows:
-            own = ids if count is None else unpack(packed, count).tobytes()
-            found[key] = RunRow(base_key, base_length, own, _logprobs(logprobs, dtype, nulls))
+        ).all()
+        for key, base_key, base_length, ids, packed, count, dictionary, *logprobs in rows:
+            own = _own_ids(ids, packed, count, dictionaries.get(dictionary))
+            logprobs_of_ids = _logprobs(*logprobs, count=len(own))
+            found[key] = RunRow(base_key, base_length, own.tobytes(), logprobs_of_ids)
     return found
 
 
-def _logprobs(data: bytes | None, dtype: Any, nulls: bytes | None) -> Logprobs | None:
+def _logprobs(data: bytes | None, dtype: Any, nulls: bytes | None, *, count: int) -> Logprobs | None:
     if data is None:
         return None
-    return Logprobs(data, dtype, tuple(np.frombuffer(nulls or b"", dtype="<i4").tolist()))
+    positions = tuple(np.frombuffer(nulls or b"", dtype="<i4").tolist())
+    return Logprobs(unpack_logprobs(data, count, dtype=dtype), dtype, positions)
 
 
 def spell(rows: Mapping[int, RunRow], key: int) -> bytes:

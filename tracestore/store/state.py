@@ -23,7 +23,7 @@ from tracestore.graph.model import CompletionKey, Link, Node
 from tracestore.store import tables as t
 from tracestore.store.contents import Interned
 from tracestore.store.requests import Label, Piece, message_piece
-from tracestore.store.runs import Ids, Run, common_prefix, pack
+from tracestore.store.runs import Ids, Run, common_prefix, pack_logprobs
 from tracestore.store.transaction import Transaction
 from tracestore.wire.arrays import Logprobs, TokenIds
 from tracestore.wire.base import Raw
@@ -458,9 +458,7 @@ class EpisodeState:
             "base_key": None if base is None else base.key,
             "base_length": length,
             "num_tokens": num_tokens,
-            "ids": b"",
-            "packed_ids": pack(ids),
-            "num_ids": len(ids),
+            **tx.id_columns(ids),
             **({} if logprobs is None else _logprob_columns(logprobs)),
         }
         if known is None:
@@ -525,7 +523,7 @@ class EpisodeState:
 
 def _logprob_columns(logprobs: Logprobs) -> dict[str, Any]:
     return {
-        "logprobs": logprobs.data,
+        "logprobs": pack_logprobs(logprobs),
         "logprobs_dtype": logprobs.dtype,
         "logprobs_nulls": np.asarray(logprobs.nulls, dtype="<i4").tobytes(),
     }

@@ -37,7 +37,7 @@ from sqlalchemy.schema import SchemaItem
 
 from tracestore.store.types import ExactText
 
-REVISION = "0004"
+REVISION = "0005"
 """Migration that makes exactly these tables; `tracestore_migrations` has it as its head."""
 
 KEY_BITS = 40
@@ -226,6 +226,7 @@ dictionary = _table(
     _key(),
     Column("data", LargeBinary, nullable=False),
     Column("trained_at", BigInteger, nullable=False),
+    Column("purpose", Text),  # `ids` of token runs; NULL: contents
 )
 
 content = _table(
@@ -382,12 +383,15 @@ token_run = _table(
     Column("base_length", BigInteger, nullable=False),
     Column("num_tokens", BigInteger),  # base_length + len(ids); NULL while the prompt is not known
     Column("ids", LargeBinary, nullable=False),  # little-endian int32; empty where they are packed
-    Column("packed_ids", LargeBinary),  # as `runs.pack` writes them; NULL: they stand in `ids`
+    Column("packed_ids", LargeBinary),  # as `runs.pack_ids` writes them; NULL: they stand in `ids`
     Column("num_ids", BigInteger),  # how many are packed
-    Column("logprobs", LargeBinary),  # one per id, in `logprobs_dtype`, bit for bit
+    # One per id, in `logprobs_dtype`, bit for bit, as `runs.pack_logprobs` writes them.
+    Column("logprobs", LargeBinary),
     Column("logprobs_dtype", Text),
     Column("logprobs_nulls", LargeBinary),  # little-endian int32: positions the server did not report
     _pos(),
+    # That the ids are packed with. SQLite adds a foreign key to no table that is there.
+    Column("dictionary_key", BigInteger),
     _one_of("logprobs_dtype", "float32", "float64"),
     CheckConstraint("length(ids) % 4 = 0", name="ids_are_int32"),
 )

@@ -15,7 +15,7 @@ from tracestore.store.contents import Contents, Interned
 from tracestore.store.fields import TABLES
 from tracestore.store.lookup import look_up
 from tracestore.store.requests import Piece
-from tracestore.store.runs import RunIds
+from tracestore.store.runs import Ids, RunCodec, RunIds
 from tracestore.store.tables import KEY_BITS
 from tracestore.wire.events import AnyEvent
 
@@ -42,6 +42,7 @@ class Memory:
     commit_seq: int
     contents: Contents
     run_ids: RunIds
+    run_codec: RunCodec
     entities: dict[tuple[str, str], Entity] = field(default_factory=dict)
     field_sets: dict[str, int] = field(default_factory=dict)
     parents: dict[int, int | None] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class Memory:
 
     @classmethod
     def of(cls, project_id: int, commit_seq: int) -> Memory:
-        return cls(project_id, commit_seq, Contents(project_id), RunIds(project_id))
+        return cls(project_id, commit_seq, Contents(project_id), RunIds(project_id), RunCodec(project_id))
 
     def trim(self) -> None:
         """Forget what was used longest ago. Only between transactions: within one, all is needed."""
@@ -99,6 +100,12 @@ class Transaction:
     def intern(self, piece: Piece) -> Interned:
         return self.memory.contents.intern(
             piece, connection=self.connection, buffer=self.buffer, new_key=self.new_key, now=self.now
+        )
+
+    def id_columns(self, ids: Ids) -> dict[str, Any]:
+        """What the row of a token run says of its own ids."""
+        return self.memory.run_codec.columns(
+            ids, connection=self.connection, buffer=self.buffer, new_key=self.new_key, now=self.now
         )
 
     def field_set(self, shape: str) -> int:
