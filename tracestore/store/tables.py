@@ -3,8 +3,10 @@
 How to read a table:
 
 - `project_id` leads every key: a row, an index and a foreign key never cross the wall between tenants.
-- `key` is our own int64, unique in the whole database: `project_id << 40 | n`, where n counts up under
-  the lock of the project's row. `X_key` refers to the row of table X. `id` and `X_id` are the client's text.
+- `key` is our own int64, unique in its project, where it counts up under the lock of the project's row: from
+  1, since what SQLite keeps of a number is as long as the number, or in projects of versions before 0005 from
+  `project_id << 40`. `project_id << 40 | key` is unique in the whole database either way; views show that.
+  `X_key` refers to the row of table X. `id` and `X_id` are the client's text.
 - `pos` is the commit position at which a fact came, `end_pos` the one at which its last phase came. Every
   position is one event that was stored, so a snapshot is a number: the rows whose events came up to it.
 - A row that is referred to before it came is a placeholder: `is_placeholder`, and no `pos`.

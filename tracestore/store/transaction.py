@@ -16,9 +16,9 @@ from tracestore.store.fields import TABLES
 from tracestore.store.lookup import look_up
 from tracestore.store.requests import Piece
 from tracestore.store.runs import Ids, RunCodec, RunIds
-from tracestore.store.tables import KEY_BITS
 from tracestore.wire.events import AnyEvent
 
+FIRST_KEY = 1
 _CACHED_ENTITIES = 50_000
 _CACHED_STATES = 64
 _CACHED_EVENTS = 500
@@ -183,7 +183,3 @@ class Transaction:
             .values(commit_seq=self.pos, next_key=self._next_key)
         )
         self.flush()
-
-
-def first_key(project_id: int) -> int:
-    return (project_id << KEY_BITS) + 1
