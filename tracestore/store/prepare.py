@@ -21,7 +21,7 @@ class Prepared:
     event: AnyEvent
     phase: str
     text_hash: bytes
-    """sha256 of the posted text."""
+    """First half of the sha256 of the posted text."""
     shape: str
     size: int
     """Bytes posted."""
@@ -48,7 +48,7 @@ def prepare(event: AnyEvent, text: bytes, *, requests: RequestMemory) -> Prepare
     return Prepared(
         event=event,
         phase=phase_of(event),
-        text_hash=sha256(text).digest(),
+        text_hash=sha256(text).digest()[:16],
         shape=shape_text(event),
         size=len(text),
         request=request,

@@ -138,12 +138,10 @@ def _unit(event: AnyEvent) -> tuple[str, str]:
 def read_log(tx: Transaction, scope: Scope) -> Log:
     """The events of a scope as they are stored up to here."""
     raw = t.raw_event.c
-    where: tuple[ColumnElement[bool], ...] = (raw.kind == "group", raw.id == scope.id)
-    if scope.kind == "episode":
-        episode = tx.find("episode", scope.id)
-        if episode is None:
-            return Log(())
-        where = (raw.episode_key == episode.key,)
+    found = tx.find(scope.kind, scope.id)
+    if found is None:
+        return Log(())
+    where = (raw.episode_key if scope.kind == "episode" else raw.entity_key) == found.key
     tx.flush()
     return Log(
         Logged(
@@ -156,7 +154,7 @@ def read_log(tx: Transaction, scope: Scope) -> Log:
             row.num_replaced,
             row.entity_key,
         )
-        for row, event in load_phases(tx.connection, tx.project_id, *where)
+        for row, event in load_phases(tx.connection, tx.project_id, where)
     )
 
 
@@ -174,8 +172,7 @@ def forget(tx: Transaction, scope: Scope, log: Log) -> EpisodeState | None:
             entity.is_placeholder = True
     rows = _Rows(tx)
     if scope.kind == "group":
-        raw = t.raw_event.c
-        rows.delete(t.raw_event, raw.kind == "group", raw.id == scope.id)
+        rows.delete(t.raw_event, t.raw_event.c.entity_key == key)
         rows.blank(t.task_group, t.task_group.c.key == key)
         return None
     state = EpisodeState(key)

@@ -197,14 +197,14 @@ redaction = _table(
 field_set = _table("field_set", _key(), Column("fields", Text, nullable=False), rowid=False)
 
 # One row per event and phase; no bodies: an event is read back from the rows of its entity. An event that is
-# replaced by a higher revision moves to the position at which that came, and leaves its own empty.
+# replaced by a higher revision moves to the position at which that came, and leaves its own empty. The id of
+# an event stands in the row of its entity.
 raw_event = _table(
     "raw_event",
     Column("kind", Text, nullable=False),
-    Column("id", Text, nullable=False),
     Column("phase", Text, nullable=False),
-    # sha256 of the posted text. A retry has the same text; an event with another text is compared with the
-    # stored one by JSON value, which costs more than all else if it is done for every event that comes.
+    # First half of the sha256 of the posted text. A retry has the same text; an event with another text is
+    # compared with the stored one by JSON value, which costs more than all else if done for every event.
     Column("text_hash", LargeBinary, nullable=False),
     Column("revision", BigInteger),  # as stated; NULL counts as 0
     _pos(),
@@ -214,10 +214,11 @@ raw_event = _table(
     Column("entity_key", BigInteger, nullable=False),  # the row of the kind's own table
     _ref("field_set_key", "field_set", required=True),
     Column("received_at", BigInteger, nullable=False),
-    PrimaryKeyConstraint("project_id", "kind", "id", "phase"),
-    UniqueConstraint("project_id", "pos", name="uq_raw_event_pos"),
+    PrimaryKeyConstraint("project_id", "pos"),
+    UniqueConstraint("project_id", "entity_key", "phase", name="uq_raw_event_entity"),
     _one_of("phase", "start", "end", "whole"),
     Index("ix_raw_event_episode", "project_id", "episode_key", "pos"),
+    CheckConstraint("length(text_hash) = 16", name="text_hash_has_16_bytes"),
     rowid=False,
 )
 

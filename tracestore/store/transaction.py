@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Table, select
 from tracestore.store import tables as t
 from tracestore.store.buffer import Buffer
 from tracestore.store.contents import Contents, Interned
-from tracestore.store.fields import TABLES
+from tracestore.store.fields import PLACEHOLDERS, TABLES
 from tracestore.store.lookup import look_up
 from tracestore.store.requests import Piece
 from tracestore.store.runs import Ids, RunCodec, RunIds
@@ -141,6 +141,20 @@ class Transaction:
             )
             for id_, key, is_placeholder, *first_pos in rows:
                 self.memory.entities[kind, id_] = Entity(key, bool(is_placeholder), *first_pos)
+
+    def ids_of_keys(self, kind: str, ids: Sequence[str]) -> dict[int, str]:
+        """The ids, of those given, that have a row, by its key."""
+        if kind not in PLACEHOLDERS:
+            rows = look_up(
+                *(self.connection, TABLES[kind], ("key", "id")),
+                by="id",
+                values=ids,
+                project_id=self.project_id,
+            )
+            return dict(rows)
+        self.prefetch_entities((kind, id_) for id_ in ids)
+        found = ((self.memory.entities.get((kind, id_)), id_) for id_ in ids)
+        return {entity.key: id_ for entity, id_ in found if entity is not None}
 
     def find(self, kind: str, id_: str) -> Entity | None:
         """The row of an id, if there is one."""

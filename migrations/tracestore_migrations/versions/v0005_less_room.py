@@ -1,7 +1,9 @@
-"""Rows that take less room still: token ids compressed with a dictionary of their project, and short keys.
+"""Rows that take less room still: token ids compressed with a dictionary of their project, short keys, a log
+of events without their ids.
 
 Rows that exist stay as they are (`dictionary_key` is NULL), and a project that exists goes on counting its
-keys from `project_id << 40`; the views are made anew to show the same numbers for both.
+keys from `project_id << 40`; the views are made anew to show the same numbers for both. `raw_event` is made
+anew, in the order of `pos`: its id is that of the row of its entity, and of its hash half is kept.
 """
 
 from __future__ import annotations
@@ -21,6 +23,71 @@ def upgrade() -> None:
         op.execute(view)
     op.add_column("dictionary", sa.Column("purpose", sa.Text()))
     op.add_column("token_run", sa.Column("dictionary_key", sa.BigInteger()))
+    if op.get_bind().dialect.name == "sqlite":
+        _raw_event_on_sqlite()
+    else:
+        _raw_event_in_place()
+
+
+_RAW_EVENT = (
+    *("project_id", "kind", "phase", "text_hash", "revision", "pos", "first_pos", "num_replaced"),
+    *("episode_key", "entity_key", "field_set_key", "received_at"),
+)
+
+
+def _raw_event_on_sqlite() -> None:
+    op.drop_index("ix_raw_event_episode", "raw_event")
+    op.rename_table("raw_event", "raw_event_before")
+    op.create_table(
+        "raw_event",
+        sa.Column("project_id", sa.BigInteger(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("phase", sa.Text(), nullable=False),
+        sa.Column("text_hash", sa.LargeBinary(), nullable=False),
+        sa.Column("revision", sa.BigInteger()),
+        sa.Column("pos", sa.BigInteger(), nullable=False),
+        sa.Column("first_pos", sa.BigInteger()),
+        sa.Column("num_replaced", sa.BigInteger()),
+        sa.Column("episode_key", sa.BigInteger()),
+        sa.Column("entity_key", sa.BigInteger(), nullable=False),
+        sa.Column("field_set_key", sa.BigInteger(), nullable=False),
+        sa.Column("received_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("project_id", "pos", name="pk_raw_event"),
+        sa.UniqueConstraint("project_id", "entity_key", "phase", name="uq_raw_event_entity"),
+        sa.CheckConstraint("phase IN ('start', 'end', 'whole')", name=op.f("ck_raw_event_phase_is_known")),
+        sa.CheckConstraint("length(text_hash) = 16", name=op.f("ck_raw_event_text_hash_has_16_bytes")),
+        sa.ForeignKeyConstraint(["project_id"], ["project.project_id"], name="fk_raw_event_project_id"),
+        *(
+            sa.ForeignKeyConstraint(
+                ["project_id", f"{table}_key"],
+                [f"{table}.project_id", f"{table}.key"],
+                name=f"fk_raw_event_{table}_key",
+                deferrable=True,
+                initially="DEFERRED",
+            )
+            for table in ("episode", "field_set")
+        ),
+        sqlite_with_rowid=False,
+    )
+    columns = ", ".join(_RAW_EVENT)
+    values = columns.replace("text_hash", "substr(text_hash, 1, 16)")
+    op.execute(
+        f"INSERT INTO raw_event ({columns}) SELECT {values} FROM raw_event_before ORDER BY project_id, pos"
+    )
+    op.drop_table("raw_event_before")
+    op.create_index("ix_raw_event_episode", "raw_event", ["project_id", "episode_key", "pos"])
+
+
+def _raw_event_in_place() -> None:
+    op.drop_constraint("pk_raw_event", "raw_event")
+    op.drop_constraint("uq_raw_event_pos", "raw_event")
+    op.drop_column("raw_event", "id")
+    op.execute("ALTER TABLE raw_event ALTER COLUMN text_hash TYPE bytea USING substr(text_hash, 1, 16)")
+    op.create_primary_key("pk_raw_event", "raw_event", ["project_id", "pos"])
+    op.create_unique_constraint("uq_raw_event_entity", "raw_event", ["project_id", "entity_key", "phase"])
+    op.create_check_constraint(
+        op.f("ck_raw_event_text_hash_has_16_bytes"), "raw_event", "length(text_hash) = 16"
+    )
 
 
 _VIEWS = {
