@@ -106,7 +106,7 @@ def test_ids_after_the_first_runs_are_packed_with_a_dictionary_of_them(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dictionary, "_SAMPLES", 60)
-    monkeypatch.setattr(dictionary, "_DICTIONARY_BYTES", 2_048)
+    monkeypatch.setitem(dictionary._DICTIONARY_BYTES, "ids", 2_048)
     sampled = [*_phrases(120), [], [5], [2**31 - 1, 0, 2**24], list(range(70_000, 70_400))]
     for number, ids in enumerate(sampled):
         if number == 80:
@@ -146,3 +146,27 @@ def test_special_logprobs_come_back_bit_for_bit() -> None:
     values = [-0.0, 0.0, np.inf, -np.inf, np.nan, -9999.0, 1e-45] * 20
     data = np.asarray(values, "<f4").tobytes() + bytes.fromhex("010080ffefbec0ff")
     assert unpack_logprobs(pack_logprobs(Logprobs(data, "float32")), 142, dtype="float32") == data
+
+
+def test_logprobs_after_the_first_runs_are_packed_with_a_dictionary_of_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dictionary, "_SAMPLES", 60)
+    rng = np.random.default_rng(0)
+    drawn = [(-rng.exponential(0.3, 100)).astype("<f4").tolist() for _ in range(120)]
+    drawn += [[np.nan, -0.0, np.inf], (-rng.exponential(0.3, 80)).tolist()]
+    for number, values in enumerate(drawn):
+        if number == 80:
+            join_training()
+        one = answer("a", ids=[number] * len(values), logprobs=values)
+        store.ingest("p", [posted(call(f"c{number}", None, one))])
+    run = t.token_run.c
+    with store.read() as connection:
+        rows = connection.execute(select(run.logprobs, run.logprobs_dictionary_key).order_by(run.key)).all()
+    first, last = (sum(len(row.logprobs) for row in rows[start : start + 20]) for start in (0, 100))
+    assert last < first < 20 * 400
+    assert all(row.logprobs_dictionary_key is not None for row in rows[80:])
+    graph = store.load_graph("p", "e")
+    read = [graph.completions[f"c{number}", 0].logprobs for number in range(len(drawn))]
+    assert read == [Logprobs.of(values) for values in drawn]
+    assert verify(store, "p").problems == ()

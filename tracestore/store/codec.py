@@ -9,6 +9,8 @@ import zstandard
 _LEVEL = 3
 _SMALLEST = 64
 """Below this a zstd frame is larger than what it holds."""
+_MAGIC = bytes.fromhex("28b52ffd")
+"""In front of frames in rows from before revision 0005. None of ours begins so: zstd keeps the bit 8 free."""
 
 
 class Compressor:
@@ -19,10 +21,15 @@ class Compressor:
         if dictionary is not None:
             trained = zstandard.ZstdCompressionDict(dictionary)
             trained.precompute_compress(level=_LEVEL)
-        # The row says which dictionary it needs, and its size.
-        self._zstd = zstandard.ZstdCompressor(
-            level=_LEVEL, dict_data=trained, write_checksum=False, write_dict_id=False
+        # The row says that it is zstd and which dictionary it needs.
+        parameters = zstandard.ZstdCompressionParameters(
+            format=zstandard.FORMAT_ZSTD1_MAGICLESS,
+            compression_level=_LEVEL,
+            write_content_size=True,
+            write_checksum=False,
+            write_dict_id=False,
         )
+        self._zstd = zstandard.ZstdCompressor(compression_params=parameters, dict_data=trained)
 
     def compress(self, data: bytes) -> tuple[str, bytes]:
         """(codec, stored bytes), whichever codec is smaller."""
@@ -37,7 +44,7 @@ class _PerThread(threading.local):
     """zstd contexts, which only one thread at a time may use."""
 
     def __init__(self) -> None:
-        self.decompressors: dict[bytes | None, zstandard.ZstdDecompressor] = {}
+        self.decompressors: dict[tuple[bytes | None, bool], zstandard.ZstdDecompressor] = {}
 
 
 _local = _PerThread()
@@ -48,11 +55,13 @@ def decompress(data: bytes, *, codec: str, dictionary: bytes | None = None) -> b
     """The inverse of `Compressor.compress`; `dictionary` is the trained one the row names, if any."""
     if codec == "raw":
         return data
-    decompressor = _local.decompressors.get(dictionary)
+    kind = (dictionary, data[:4] == _MAGIC)
+    decompressor = _local.decompressors.get(kind)
     if decompressor is None:
         trained = None if dictionary is None else zstandard.ZstdCompressionDict(dictionary)
-        decompressor = zstandard.ZstdDecompressor(dict_data=trained)
+        format_ = zstandard.FORMAT_ZSTD1 if kind[1] else zstandard.FORMAT_ZSTD1_MAGICLESS
+        decompressor = zstandard.ZstdDecompressor(dict_data=trained, format=format_)
         if len(_local.decompressors) >= _KEPT_DICTIONARIES:
             _local.decompressors.clear()
-        _local.decompressors[dictionary] = decompressor
+        _local.decompressors[kind] = decompressor
     return bytes(decompressor.decompress(data))

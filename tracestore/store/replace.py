@@ -254,6 +254,7 @@ _NO_IDS: dict[str, Any] = {
     "packed_ids": b"",
     "num_ids": 0,
     "dictionary_key": None,
+    "logprobs_dictionary_key": None,
     "logprobs": None,
     "logprobs_dtype": None,
     "logprobs_nulls": None,

@@ -108,17 +108,18 @@ def _own_ids(ids: bytes, packed: bytes | None, count: int | None, dictionary: by
 
 
 class RunCodec:
-    """Packs the token ids of one project, better once there were some. For the committer's thread."""
+    """Packs the token runs of one project, better once there were some. For the committer's thread."""
 
     def __init__(self, project_id: int) -> None:
-        self._dictionary = ProjectDictionary(project_id, "ids")
+        self._of_ids = ProjectDictionary(project_id, "ids")
+        self._of_logprobs = ProjectDictionary(project_id, "logprobs")
 
-    def columns(
+    def id_columns(
         self, ids: Ids, *, connection: Connection, buffer: Buffer, new_key: Callable[[], int], now: int
     ) -> dict[str, Any]:
         """What the row of a run says of its own ids."""
         halves = _halves(ids)
-        trained = self._dictionary.compressor(
+        trained = self._of_ids.compressor(
             halves, connection=connection, buffer=buffer, new_key=new_key, now=now
         )
         row: dict[str, Any] = {"ids": b"", "num_ids": len(ids)}
@@ -126,6 +127,27 @@ class RunCodec:
             return {**row, "packed_ids": pack_ids(ids)}
         key, compressor = trained
         return {**row, "packed_ids": compressor.compress(halves)[1], "dictionary_key": key}
+
+    def logprob_columns(
+        self,
+        logprobs: Logprobs,
+        *,
+        connection: Connection,
+        buffer: Buffer,
+        new_key: Callable[[], int],
+        now: int,
+    ) -> dict[str, Any]:
+        """What the row of a run says of the logprobs of its own ids."""
+        trained = self._of_logprobs.compressor(
+            _front(logprobs), connection=connection, buffer=buffer, new_key=new_key, now=now
+        )
+        key, compressor = (None, None) if trained is None else trained
+        return {
+            "logprobs": pack_logprobs(logprobs, compressor),
+            "logprobs_dtype": None if logprobs.dtype == "float32" else logprobs.dtype,
+            "logprobs_nulls": np.asarray(logprobs.nulls, dtype="<i4").tobytes(),
+            "logprobs_dictionary_key": key,
+        }
 
 
 def pack_ids(ids: Ids) -> bytes:
@@ -164,29 +186,35 @@ def unpack_ids(data: bytes, count: int, *, dictionary: bytes | None = None) -> I
     return lower | third << 16 | fourth << 24
 
 
-def pack_logprobs(logprobs: Logprobs) -> bytes:
+def pack_logprobs(logprobs: Logprobs, compressor: Compressor | None = None) -> bytes:
     """Logprobs with their upper bytes, sign and exponent, in front and compressed, then all others.
 
     Those repeat and the others do not. `unpack_logprobs` is the inverse; what does not get smaller is left
     as it was, which its length tells.
+
+    Args:
+        compressor: None: one without a dictionary.
     """
     data, width = logprobs.data, _WIDTHS[logprobs.dtype]
-    lower = width - width // 4
-    front = b"".join(data[place::width] for place in range(lower, width))
-    codec, packed = _compressor.of_this_thread.compress(front)
+    codec, packed = (compressor or _compressor.of_this_thread).compress(_front(logprobs))
     if codec == "raw":
         return data
-    return packed + b"".join(data[place::width] for place in range(lower))
+    return packed + b"".join(data[place::width] for place in range(width - width // 4))
 
 
-def unpack_logprobs(data: bytes, count: int, *, dtype: Any) -> bytes:
+def _front(logprobs: Logprobs) -> bytes:
+    """The upper byte of every float32, the upper two of every float64."""
+    data, width = logprobs.data, _WIDTHS[logprobs.dtype]
+    return b"".join(data[place::width] for place in range(width - width // 4, width))
+
+
+def unpack_logprobs(data: bytes, count: int, *, dtype: Any, dictionary: bytes | None = None) -> bytes:
     """Little-endian values of a dtype."""
     width = _WIDTHS[dtype]
     if len(data) == width * count:
         return data
-    lower = width - width // 4
-    rest = lower * count
-    planes = data[-rest:] + decompress(data[:-rest], codec="zstd")
+    rest = (width - width // 4) * count
+    planes = data[-rest:] + decompress(data[:-rest], codec="zstd", dictionary=dictionary)
     return np.frombuffer(planes, dtype=np.uint8).reshape(width, -1).T.tobytes()
 
 
@@ -233,21 +261,25 @@ def read_chains(connection: Connection, project_id: int, keys: Iterable[int]) ->
         rows = connection.execute(
             select(
                 *(run.c.key, run.c.base_key, run.c.base_length, run.c.ids, run.c.packed_ids, run.c.num_ids),
-                *(run.c.dictionary_key, run.c.logprobs, run.c.logprobs_dtype, run.c.logprobs_nulls),
+                *(run.c.dictionary_key, run.c.logprobs_dictionary_key),
+                *(run.c.logprobs, run.c.logprobs_dtype, run.c.logprobs_nulls),
             ).where(run.c.project_id == project_id, run.c.key.in_(select(chain.c.key)))
         ).all()
-        for key, base_key, base_length, ids, packed, count, dictionary, *logprobs in rows:
-            own = _own_ids(ids, packed, count, dictionaries.get(dictionary))
-            logprobs_of_ids = _logprobs(*logprobs, count=len(own))
-            found[key] = RunRow(base_key, base_length, own.tobytes(), logprobs_of_ids)
+        for key, base_key, base_length, ids, packed, count, of_ids, of_logprobs, *logprobs in rows:
+            own = _own_ids(ids, packed, count, dictionaries.get(of_ids))
+            read = _logprobs(*logprobs, count=len(own), dictionary=dictionaries.get(of_logprobs))
+            found[key] = RunRow(base_key, base_length, own.tobytes(), read)
     return found
 
 
-def _logprobs(data: bytes | None, dtype: Any, nulls: bytes | None, *, count: int) -> Logprobs | None:
+def _logprobs(
+    data: bytes | None, dtype: Any, nulls: bytes | None, *, count: int, dictionary: bytes | None
+) -> Logprobs | None:
     if data is None:
         return None
+    dtype = dtype or "float32"
     positions = tuple(np.frombuffer(nulls or b"", dtype="<i4").tolist())
-    return Logprobs(unpack_logprobs(data, count, dtype=dtype), dtype, positions)
+    return Logprobs(unpack_logprobs(data, count, dtype=dtype, dictionary=dictionary), dtype, positions)
 
 
 def spell(rows: Mapping[int, RunRow], key: int) -> bytes:

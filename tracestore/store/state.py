@@ -12,9 +12,7 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
-
-import numpy as np
+from typing import Literal, Self
 
 from tracestore.graph.links import matched_parent, named_parent, resolve_links
 from tracestore.graph.match import node_key
@@ -23,7 +21,7 @@ from tracestore.graph.model import CompletionKey, Link, Node
 from tracestore.store import tables as t
 from tracestore.store.contents import Interned
 from tracestore.store.requests import Label, Piece, message_piece
-from tracestore.store.runs import Ids, Run, common_prefix, pack_logprobs
+from tracestore.store.runs import Ids, Run, common_prefix
 from tracestore.store.transaction import Transaction
 from tracestore.wire.arrays import Logprobs, TokenIds
 from tracestore.wire.base import Raw
@@ -426,7 +424,7 @@ class EpisodeState:
 
     def add_logprobs(self, tx: Transaction, key: CompletionKey, logprobs: Logprobs) -> None:
         """Logprobs of ids that came before them."""
-        tx.buffer.update(t.token_run, self.answer_runs[key].key, _logprob_columns(logprobs))
+        tx.buffer.update(t.token_run, self.answer_runs[key].key, tx.logprob_columns(logprobs))
 
     def _prompt_base(self, tx: Transaction, call_id: str, ids: Ids) -> tuple[Run | None, int]:
         """The run to build a prompt on, and how much of it they share."""
@@ -459,7 +457,7 @@ class EpisodeState:
             "base_length": length,
             "num_tokens": num_tokens,
             **tx.id_columns(ids),
-            **({} if logprobs is None else _logprob_columns(logprobs)),
+            **({} if logprobs is None else tx.logprob_columns(logprobs)),
         }
         if known is None:
             tx.buffer.insert(t.token_run, {"key": run.key, "pos": tx.pos, **row})
@@ -519,11 +517,3 @@ class EpisodeState:
             run.key,
             {"base_key": base.key, "base_length": length, "num_tokens": run.num_tokens},
         )
-
-
-def _logprob_columns(logprobs: Logprobs) -> dict[str, Any]:
-    return {
-        "logprobs": pack_logprobs(logprobs),
-        "logprobs_dtype": logprobs.dtype,
-        "logprobs_nulls": np.asarray(logprobs.nulls, dtype="<i4").tobytes(),
-    }

@@ -229,7 +229,7 @@ dictionary = _table(
     _key(),
     Column("data", LargeBinary, nullable=False),
     Column("trained_at", BigInteger, nullable=False),
-    Column("purpose", Text),  # `ids` of token runs; NULL: contents
+    Column("purpose", Text),  # `ids` or `logprobs` of token runs; NULL: contents
 )
 
 content = _table(
@@ -388,13 +388,13 @@ token_run = _table(
     Column("ids", LargeBinary, nullable=False),  # little-endian int32; empty where they are packed
     Column("packed_ids", LargeBinary),  # as `runs.pack_ids` writes them; NULL: they stand in `ids`
     Column("num_ids", BigInteger),  # how many are packed
-    # One per id, in `logprobs_dtype`, bit for bit, as `runs.pack_logprobs` writes them.
-    Column("logprobs", LargeBinary),
-    Column("logprobs_dtype", Text),
+    Column("logprobs", LargeBinary),  # one per id, bit for bit, as `runs.pack_logprobs` writes them
+    Column("logprobs_dtype", Text),  # NULL: float32
     Column("logprobs_nulls", LargeBinary),  # little-endian int32: positions the server did not report
     _pos(),
-    # That the ids are packed with. SQLite adds a foreign key to no table that is there.
+    # That the ids and the logprobs are packed with. SQLite adds a foreign key to no table that is there.
     Column("dictionary_key", BigInteger),
+    Column("logprobs_dictionary_key", BigInteger),
     _one_of("logprobs_dtype", "float32", "float64"),
     CheckConstraint("length(ids) % 4 = 0", name="ids_are_int32"),
 )
@@ -458,7 +458,6 @@ call = _table(
     _one_of("link", "named", "inferred", "matched", "ambiguous", "none"),
     Index("ix_call_episode", "project_id", "episode_key"),
     Index("ix_call_agent", "project_id", "agent_key", "ordinal"),
-    Index("ix_call_parent", "project_id", "parent_call_key"),
     Index("ix_call_prompt_node", "project_id", "prompt_node_key"),
     _some_index("ix_call_link", "link_call_key"),
 )

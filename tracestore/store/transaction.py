@@ -16,6 +16,7 @@ from tracestore.store.fields import PLACEHOLDERS, TABLES
 from tracestore.store.lookup import look_up
 from tracestore.store.requests import Piece
 from tracestore.store.runs import Ids, RunCodec, RunIds
+from tracestore.wire.arrays import Logprobs
 from tracestore.wire.events import AnyEvent
 
 FIRST_KEY = 1
@@ -104,8 +105,14 @@ class Transaction:
 
     def id_columns(self, ids: Ids) -> dict[str, Any]:
         """What the row of a token run says of its own ids."""
-        return self.memory.run_codec.columns(
+        return self.memory.run_codec.id_columns(
             ids, connection=self.connection, buffer=self.buffer, new_key=self.new_key, now=self.now
+        )
+
+    def logprob_columns(self, logprobs: Logprobs) -> dict[str, Any]:
+        """What the row of a token run says of the logprobs of its own ids."""
+        return self.memory.run_codec.logprob_columns(
+            logprobs, connection=self.connection, buffer=self.buffer, new_key=self.new_key, now=self.now
         )
 
     def field_set(self, shape: str) -> int:

@@ -1,7 +1,7 @@
-"""Rows that take less room still: token ids compressed with a dictionary of their project, short keys, a log
-of events without their ids.
+"""Rows that take less room still: token ids and logprobs compressed with dictionaries of their project, short
+keys, a log of events without their ids, no index that nothing reads.
 
-Rows that exist stay as they are (`dictionary_key` is NULL), and a project that exists goes on counting its
+Rows that exist stay as they are (their dictionaries are NULL), and a project that exists goes on counting its
 keys from `project_id << 40`; the views are made anew to show the same numbers for both. `raw_event` is made
 anew, in the order of `pos`: its id is that of the row of its entity, and of its hash half is kept.
 """
@@ -23,6 +23,8 @@ def upgrade() -> None:
         op.execute(view)
     op.add_column("dictionary", sa.Column("purpose", sa.Text()))
     op.add_column("token_run", sa.Column("dictionary_key", sa.BigInteger()))
+    op.add_column("token_run", sa.Column("logprobs_dictionary_key", sa.BigInteger()))
+    op.drop_index("ix_call_parent", "call")
     if op.get_bind().dialect.name == "sqlite":
         _raw_event_on_sqlite()
     else:
