@@ -29,8 +29,11 @@ from starlette.responses import Response
 
 from tracestore.store import tables as t
 from tracestore.store.blobs import Blobs
+from tracestore.store.fields import TABLES
 from tracestore.store.query import find_project
 from tracestore.store.store import Store
+from tracestore.wire.base import PhasedEvent
+from tracestore.wire.events import MODELS
 from tracestore_api.access import Project
 from tracestore_api.parameters import Page, Place, Time, cursor_of, place_of
 from tracestore_api.reads import Stored
@@ -39,6 +42,8 @@ from tracestore_api.response import StrictJSON
 router = APIRouter()
 
 Row = dict[str, Any]
+
+_PHASED = tuple(kind for kind, model in MODELS.items() if issubclass(model, PhasedEvent))
 
 
 class EpisodePage(Page):
@@ -220,12 +225,13 @@ def list_incomplete(store: Stored, project: Project, page: Annotated[IncompleteP
     r = t.raw_event
     other = r.alias()
     other_half = select(other.c.phase).where(
-        *(other.c[name] == r.c[name] for name in ("project_id", "kind", "id")), other.c.phase != r.c.phase
+        *(other.c[name] == r.c[name] for name in ("project_id", "entity_key")), other.c.phase != r.c.phase
     )
     query = select(
         r.c.pos.label("place"),
         r.c.kind,
-        r.c.id,
+        # A key is that of one row only, of whatever table.
+        func.coalesce(*(_id_of(TABLES[kind], r, "entity_key") for kind in _PHASED)).label("id"),
         _id_of(t.episode, r, "episode_key").label("episode_id"),
         case((r.c.phase == "start", "end"), else_="start").label("missing"),
         r.c.received_at,

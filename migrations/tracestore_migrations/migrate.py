@@ -49,6 +49,8 @@ def upgrade(engine: Engine) -> None:
         context = MigrationContext.configure(connection, opts={"fn": pending})
         with Operations.context(context):
             context.run_migrations()
+        # What a migration made anew has none.
+        schema.set_plan_statistics(connection)
 
 
 def scripts_of_this_package() -> ScriptDirectory:

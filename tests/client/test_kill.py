@@ -20,6 +20,7 @@ from sqlalchemy import text
 
 from tests.client.fake import Fake, fake_server
 from tests.client.test_outbox import port
+from tests.databases import NAMED_EVENTS
 from tests.serving import Running, running_server
 from tracestore.cli.main import main
 from tracestore.store.verify import verify
@@ -126,7 +127,7 @@ def test_twenty_five_kills_while_a_real_server_is_killed_too(port: int, tmp_path
     try:
         assert verify(store, "default").problems == ()
         with store.read() as connection:
-            stored = [row[0] for row in connection.execute(text("SELECT id FROM raw_event"))]
+            stored = [row[0] for row in connection.execute(text(f"SELECT id FROM ({NAMED_EVENTS})"))]
     finally:
         store.close()
     assert acknowledged <= set(stored)

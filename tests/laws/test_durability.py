@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from tests.databases import NAMED_EVENTS
 from tests.importers.test_otlp import AGENT, CALL, request
 from tests.serving import Connection, Running, running_server
 from tracestore.store.verify import verify
@@ -315,7 +316,7 @@ def kill_and_look(folder: Path, *, seed: int) -> None:
         before.run(server, kill_after=random.Random(seed).randint(EVENTS // 20, EVENTS * 17 // 20))
     assert 0 < len(before.acknowledged) < len(everything)
     with closing(sqlite3.connect(database)) as connection:
-        rows = connection.execute("SELECT kind, id, phase FROM raw_event").fetchall()
+        rows = connection.execute(f"SELECT kind, id, phase FROM ({NAMED_EVENTS})").fetchall()
     assert set(before.acknowledged) - set(rows) == set()
 
     after = Load(large(load))

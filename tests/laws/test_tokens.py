@@ -15,7 +15,7 @@ from tests.strategies import deliveries, recordings
 from tracestore.graph.tokens import completion_ids, prompt_ids
 from tracestore.store import Store
 from tracestore.store import tables as t
-from tracestore.store.runs import unpack
+from tracestore.store.runs import unpack_ids
 from tracestore.wire.call import Call
 
 
@@ -82,7 +82,7 @@ class _Chains:
     def _ids(self, key: int) -> list[int]:
         run = self.runs[key]
         base = [] if run.base_key is None else self._ids(run.base_key)[: run.base_length]
-        return [*base, *unpack(run.packed_ids, run.num_ids).tolist()]
+        return [*base, *unpack_ids(run.packed_ids, run.num_ids).tolist()]
 
 
 def test_a_shared_prompt_is_stored_once(shared: Store) -> None:

@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Engine, inspect, make_url, select, text
+from sqlalchemy import Engine, column, inspect, make_url, select, text
+from sqlalchemy import table as sql_table
 
 from tests import factories as make
+from tests.databases import NAMED_EVENTS
 from tests.factories import answer, assistant, call, posted, user
 from tests.store.servers import postgresql
 from tracestore.graph.build import build
 from tracestore.store import Store
 from tracestore.store import tables as t
 from tracestore.store.engine import NoStore, connect, writer
-from tracestore.store.runs import unpack
+from tracestore.store.runs import unpack_ids
 from tracestore.store.schema import view_statements
 from tracestore.store.verify import verify
 from tracestore_migrations import check, current, open_store, upgrade
@@ -167,14 +169,19 @@ def make_store_of(engine: Engine, revision: str, source: Engine) -> None:
             name: {column["name"] for column in schema.get_columns(name)} for name in schema.get_table_names()
         }
         with source.connect() as rows:
+            ids = {key: id_ for _, _, _, id_, _, key in rows.execute(text(NAMED_EVENTS))}
             for name, table in t.metadata.tables.items():
                 if name not in columns:
                     continue
+                into = sql_table(name, *map(column, sorted(columns[name])))
                 for row in rows.execute(select(table)).mappings():
                     known = {key: value for key, value in row.items() if key in columns[name]}
+                    if name == "raw_event" and "id" in columns[name]:
+                        known["id"] = ids[row["entity_key"]]
+                        known["text_hash"] = row["text_hash"] * 2
                     if name == "token_run" and "packed_ids" not in known:
-                        known["ids"] = unpack(row["packed_ids"], row["num_ids"]).tobytes()
-                    connection.execute(table.insert().values(known))
+                        known["ids"] = unpack_ids(row["packed_ids"], row["num_ids"]).tobytes()
+                    connection.execute(into.insert().values(known))
 
 
 @pytest.fixture
@@ -193,6 +200,15 @@ def test_the_rows_of_the_first_revision_stay_and_may_be_replaced(engine: Engine,
     upgrade(engine)
     assert check(engine) == []
     _check_upgraded(str(engine.url))
+
+
+def test_every_index_of_an_upgraded_store_has_statistics(engine: Engine, filled: Store) -> None:
+    make_store_of(engine, "0004", filled.engine)
+    upgrade(engine)
+    statistics = text("SELECT tbl, idx, stat FROM sqlite_stat1")
+    with engine.connect() as upgraded, filled.engine.connect() as fresh:
+        found, expected = (set(one.execute(statistics).all()) for one in (upgraded, fresh))
+    assert found == expected
 
 
 def _check_upgraded(url: str) -> None:

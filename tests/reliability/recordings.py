@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import factories as make
+from tests.databases import NAMED_EVENTS
 from tests.factories import posted, user
 from tracestore.store import Store
 from tracestore.store.verify import verify
@@ -61,7 +62,7 @@ def stored(database: Path) -> set[Name]:
     """
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        rows = connection.execute("SELECT project_id, kind, id, phase FROM raw_event").fetchall()
+        rows = connection.execute(f"SELECT project_id, kind, id, phase FROM ({NAMED_EVENTS})").fetchall()
         projects = [name for (name,) in connection.execute("SELECT name FROM project")]
     assert len(rows) == len(set(rows))
     with Store.open(f"sqlite:///{database}", create=False) as store:

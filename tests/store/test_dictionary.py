@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+import zstandard
 from sqlalchemy import func, select
 
 from tests.databases import empty_store
@@ -22,7 +23,8 @@ def _words(number: int) -> str:
     return f"the tests of module {number} fail: expected {number * 7} rows in table number {number % 13}"
 
 
-def _joined() -> None:
+def join_training() -> None:
+    """Wait for the dictionaries that are being trained."""
     for thread in threading.enumerate():
         if thread.name == "tracestore-dictionary":
             thread.join()
@@ -32,13 +34,13 @@ def test_messages_after_the_first_are_compressed_with_a_dictionary_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dictionary, "_SAMPLES", 40)
-    monkeypatch.setattr(dictionary, "_DICTIONARY_BYTES", 2_048)
+    monkeypatch.setitem(dictionary._DICTIONARY_BYTES, None, 2_048)
     url = empty_store(tmp_path / "store.db")
     texts = [_words(number) for number in range(120)]
     with Store.open(url) as store:
         for number, text in enumerate(texts):
             if number == 60:
-                _joined()
+                join_training()
             store.ingest("p", [posted(call(f"c{number}", [user(text)], "ok"))])
         with store.read() as connection:
             with_it = (
@@ -62,16 +64,29 @@ def test_messages_after_the_first_are_compressed_with_a_dictionary_of_them(
 
 def test_messages_with_nothing_in_common_are_stored_without_one() -> None:
     training: Future[bytes] = Future()
-    dictionary._train(training, [b"x" * 64])
+    dictionary._train(training, [b"x" * 64], 2_048)
     assert training.exception() is not None
 
 
-def test_what_a_dictionary_compressed_needs_it_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_dictionary_compressed_needs_it_to_be_read() -> None:
     training: Future[bytes] = Future()
-    monkeypatch.setattr(dictionary, "_DICTIONARY_BYTES", 2_048)
-    dictionary._train(training, [_words(number).encode() for number in range(200)])
+    dictionary._train(training, [_words(number).encode() for number in range(200)], 2_048)
     trained = training.result()
     codec, data = Compressor(trained).compress(_words(77777).encode())
     assert codec == "zstd"
     assert decompress(data, codec=codec, dictionary=trained) == _words(77777).encode()
     assert len(data) < len(Compressor().compress(_words(77777).encode())[1])
+
+
+@pytest.mark.parametrize("with_dictionary", [False, True])
+def test_frames_that_begin_with_the_magic_number_are_read_too(with_dictionary: bool) -> None:
+    """Those of rows from before revision 0005."""
+    trained = zstandard.train_dictionary(2_048, [_words(number).encode() for number in range(200)])
+    compressor = zstandard.ZstdCompressor(dict_data=trained if with_dictionary else None, write_dict_id=False)
+    data, dictionary = (_words(5) * 3).encode(), trained.as_bytes() if with_dictionary else None
+    frame = compressor.compress(data)
+    codec, now = Compressor(dictionary).compress(data)
+    assert codec == "zstd"
+    assert decompress(now, codec="zstd", dictionary=dictionary) == data
+    assert decompress(frame, codec="zstd", dictionary=dictionary) == data
+    assert len(now) < len(frame)

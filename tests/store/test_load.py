@@ -8,8 +8,10 @@ from uuid import uuid4
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import text
 
 from tests import factories as make
+from tests.databases import NAMED_EVENTS
 from tests.factories import answer, assistant, call, posted, raw, user
 from tests.strategies import deliveries, episodes, split_up
 from tracestore.graph.build import build
@@ -224,17 +226,14 @@ def test_an_older_snapshot_is_what_was_committed_up_to_it(shared: Store, data: s
 
 
 def _in_commit_order(store: Store, project: str, events: list[AnyEvent]) -> list[AnyEvent]:
-    from sqlalchemy import select
-
-    from tracestore.store import tables as t
-
     by_name = {(e.kind, e.id, getattr(e, "phase", "whole")): e for e in events}
     with store.read() as connection:
         rows = connection.execute(
-            select(t.raw_event.c.kind, t.raw_event.c.id, t.raw_event.c.phase)
-            .join(t.project, t.project.c.project_id == t.raw_event.c.project_id)
-            .where(t.project.c.name == project)
-            .order_by(t.raw_event.c.pos)
+            text(
+                f"SELECT r.kind, r.id, r.phase FROM ({NAMED_EVENTS}) r JOIN project p USING (project_id)"
+                " WHERE p.name = :project ORDER BY r.pos"
+            ),
+            {"project": project},
         ).all()
     return [by_name[tuple(row)] for row in rows]  # type: ignore[index]
 
@@ -275,8 +274,6 @@ def test_the_group_comes_with_the_episodes_that_name_it(store: Store) -> None:
 
 
 def test_message_text_is_a_function_of_our_connections(store: Store) -> None:
-    from sqlalchemy import text
-
     store.ingest("p", [posted(call("c0", [user("héllo"), Raw(rb'{"role":"tool","content":"\ud83d"}')]))])
     with store.read() as connection:
         rows = connection.execute(

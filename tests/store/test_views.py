@@ -21,7 +21,11 @@ from tracestore.graph.context import context
 from tracestore.graph.critical import critical_steps, stages
 from tracestore.graph.invariants import orphans
 from tracestore.store import Store
+from tracestore.store import tables as t
+from tracestore.store.duck import run_sql
+from tracestore.store.engine import writer
 from tracestore.store.schema import view_statements
+from tracestore.store.tables import KEY_BITS
 from tracestore.wire.events import AnyEvent
 
 NAMES = {
@@ -64,6 +68,32 @@ def test_every_view_says_of_which_project_and_episode_a_row_is() -> None:
 def test_no_view_parses_json_or_reads_bodies() -> None:
     for name, sql in view_statements().items():
         assert not re.search(r"json|message_text|->|\bdata\b|\.ids\b", sql.split("AS", 1)[1], re.I), name
+
+
+def count_as_before_0005(store: Store, project: str) -> None:
+    """Make a project whose keys hold its number."""
+    row = {"project_id": 1, "name": project, "commit_seq": 0, "next_key": (1 << KEY_BITS) + 1}
+    with writer(store.engine).begin() as connection:
+        connection.execute(t.project.insert().values(**row, created_at=0))
+
+
+def test_the_numbers_of_contents_and_messages_are_unique_in_the_database(store: Store) -> None:
+    count_as_before_0005(store, "old")
+    for project in ("old", "p", "q"):
+        ingest(store, [call("c", [user(f"of {project}"), user("again")], "ok")], project)
+    said = rows(
+        store, "SELECT project, content_id, message_id, message_text(content_id) AS text FROM messages"
+    )
+    assert len({row["content_id"] for row in said}) == len({row["message_id"] for row in said}) == 9
+    assert {row["content_id"] >> KEY_BITS for row in said if row["project"] == "q"} == {3}
+    texts = {(row["project"], row["text"]) for row in said}
+    assert texts == {(name, text) for name in ("old", "p", "q") for text in (f"of {name}", "again", "ok")}
+    sql = "SELECT content_id, message_text(content_id) FROM messages"
+    for project in ("old", "p", "q"):
+        here = [(row["content_id"], row["text"]) for row in said if row["project"] == project]
+        assert sorted(run_sql(str(store.engine.url), project, sql).rows) == sorted(here)
+    parents = "SELECT m.depth FROM messages m JOIN messages a ON a.message_id = m.parent_message_id"
+    assert sorted(row["depth"] for row in rows(store, parents)) == [1, 1, 1, 2, 2, 2]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from tracestore.store import tables as t
 from tracestore.store.engine import Contended, StoreUnavailable, writer
 from tracestore.store.ingest import Outcome, apply
 from tracestore.store.prepare import Prepared
-from tracestore.store.transaction import Memory, Transaction, first_key
+from tracestore.store.transaction import FIRST_KEY, Memory, Transaction
 
 _log = logging.getLogger("tracestore.store")
 
@@ -188,7 +188,7 @@ class Committer:
             project_id, commit_seq, next_key = found
         else:
             project_id = (connection.execute(select(func.max(p.project_id))).scalar() or 0) + 1
-            commit_seq, next_key = 0, first_key(project_id)
+            commit_seq, next_key = 0, FIRST_KEY
             row = {"project_id": project_id, "name": project, "commit_seq": 0, "next_key": next_key}
             connection.execute(t.project.insert().values(**row, created_at=now))
         memory = self._memories.pop(project, None)

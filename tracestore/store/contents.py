@@ -59,10 +59,15 @@ class Contents:
         self, *, connection: Connection, buffer: Buffer, new_key: Callable[[], int], now: int
     ) -> None:
         """Compress what new rows hold, one after another for the same reason."""
-        for row in self._to_compress:
-            row["codec"], row["data"], dictionary = self._codec.compress(
-                row["data"], connection=connection, buffer=buffer, new_key=new_key, now=now
-            )
+        stored = self._codec.compress(
+            [row["data"] for row in self._to_compress],
+            connection=connection,
+            buffer=buffer,
+            new_key=new_key,
+            now=now,
+        )
+        for row, (codec, data, dictionary) in zip(self._to_compress, stored, strict=True):
+            row["codec"], row["data"] = codec, data
             if dictionary is not None:
                 row["dictionary_key"] = dictionary
         self._to_compress.clear()

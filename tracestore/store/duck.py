@@ -24,7 +24,7 @@ from tracestore.errors import TracestoreError
 from tracestore.store.engine import BadUrl
 from tracestore.store.schema import view_statements
 from tracestore.store.sql_guard import SqlRefused
-from tracestore.store.tables import metadata
+from tracestore.store.tables import KEY_BITS, metadata
 
 __all__ = ["SqlFailed", "SqlRefused", "SqlResult", "SqlTooSlow", "run_sql"]
 
@@ -75,6 +75,7 @@ def run_sql(
         "sql": sql,
         "views": view_statements(),
         "tables": _narrow_columns(),
+        "key_bits": KEY_BITS,
         "limit_rows": limit_rows,
         "memory_mb": memory_mb,
     }

@@ -47,6 +47,7 @@ def answer(
     sql: str,
     views: Mapping[str, str],
     tables: Mapping[str, str],
+    key_bits: int,
     limit_rows: int,
     memory_mb: int,
 ) -> pa.Table:
@@ -55,6 +56,7 @@ def answer(
     Args:
         views: the statement that makes each view.
         tables: the columns to copy of each table, as a SELECT list.
+        key_bits: bits of a key below the project's number.
     """
     connection = duckdb.connect()
     connection.execute("SET autoinstall_known_extensions = false")
@@ -67,7 +69,7 @@ def answer(
     used = check(serialized[0], views=views)
     read = _tables_of(views[name] for name in used)
     columns = {table: tables[table] for table in tables if table in read}
-    _copy(connection, file, project, columns, with_text=_TEXT in sql.lower())
+    _copy(connection, file, project, columns, key_bits=key_bits if _TEXT in sql.lower() else None)
     for name in used:
         connection.execute(views[name])
     connection.execute("SET enable_external_access = false")
@@ -98,9 +100,9 @@ def _copy(
     project: str,
     tables: Mapping[str, str],
     *,
-    with_text: bool,
+    key_bits: int | None,
 ) -> None:
-    """Copy narrow columns of one project, and let go of the file."""
+    """Copy narrow columns of one project, and with `key_bits` its texts, and let go of the file."""
     extension = files("duckdb_extension_sqlite_scanner") / "extensions"
     with as_file(extension) as folder:
         (library,) = folder.glob("*/sqlite_scanner.duckdb_extension")
@@ -113,16 +115,17 @@ def _copy(
     for table, columns in tables.items():
         source = f"SELECT {columns} FROM store.{table} WHERE project_id = {number}"
         connection.execute(f"CREATE TABLE {table} AS {source}")
-    if with_text:
-        _copy_texts(connection, number)
+    if key_bits is not None:
+        _copy_texts(connection, number, key_bits)
     connection.execute("COMMIT")
     connection.execute("DETACH store")
 
 
-def _copy_texts(connection: duckdb.DuckDBPyConnection, number: int) -> None:
+def _copy_texts(connection: duckdb.DuckDBPyConnection, number: int, key_bits: int) -> None:
     """The bodies of contents, and the function that reads them."""
     connection.execute(
-        "CREATE TABLE content_body AS SELECT key, codec, data, dictionary_key "
+        "CREATE TABLE content_body AS "
+        f"SELECT {number << key_bits} | key AS content_id, codec, data, dictionary_key "
         f"FROM store.content WHERE project_id = {number}"
     )
     sql = f"SELECT key, data FROM store.dictionary WHERE project_id = {number}"
@@ -136,8 +139,8 @@ def _copy_texts(connection: duckdb.DuckDBPyConnection, number: int) -> None:
         null_handling=FunctionNullHandling.SPECIAL,
     )
     connection.execute(
-        f"CREATE MACRO {_TEXT}(content_id) AS (SELECT text_of_body(b.codec, b.data, b.dictionary_key) "
-        "FROM content_body b WHERE b.key = content_id)"
+        f"CREATE MACRO {_TEXT}(id) AS (SELECT text_of_body(b.codec, b.data, b.dictionary_key) "
+        "FROM content_body b WHERE b.content_id = id)"
     )
 
 

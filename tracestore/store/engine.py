@@ -140,24 +140,28 @@ def _on_sqlite_connect(connection: Any, _record: Any) -> None:
 def _message_text(connection: sqlite3.Connection) -> Any:
     """`message_text(content_id)` for SQL: the text of a message, NULL for a content that is not there."""
 
-    dictionaries: dict[int | None, bytes | None] = {None: None}
+    dictionaries: dict[tuple[int, int], bytes] = {}
 
     def dictionary_of(project_id: int, key: int | None) -> bytes | None:
-        if key not in dictionaries:
-            sql = "SELECT data FROM dictionary WHERE project_id = ? AND key = ?"
-            (dictionaries[key],) = connection.execute(sql, (project_id, key)).fetchone()
-        return dictionaries[key]
-
-    def text_of(key: int | None) -> str | None:
         if key is None:
+            return None
+        if (project_id, key) not in dictionaries:
+            sql = "SELECT data FROM dictionary WHERE project_id = ? AND key = ?"
+            (dictionaries[project_id, key],) = connection.execute(sql, (project_id, key)).fetchone()
+        return dictionaries[project_id, key]
+
+    def text_of(content_id: int | None) -> str | None:
+        if content_id is None:
             return None
         # Few queries read text, and it takes the wire's models to load.
         from tracestore.store.text import readable
 
-        project_id = key >> KEY_BITS
+        project_id = content_id >> KEY_BITS
+        # The keys of a project either all hold its number (see `tables`) or none does.
+        key = content_id & ((1 << KEY_BITS) - 1)
         row = connection.execute(
-            "SELECT codec, data, dictionary_key FROM content WHERE project_id = ? AND key = ?",
-            (project_id, key),
+            "SELECT codec, data, dictionary_key FROM content WHERE project_id = ? AND key IN (?, ?)",
+            (project_id, key, content_id),
         ).fetchone()
         if row is None:
             return None

@@ -125,17 +125,17 @@ class _Writer:
         tx.memory.contents.prefetch(tx.connection, (piece for one in batch for piece in one.pieces()))
 
     def _prefetch_seen(self, kind: str, ids: list[str]) -> None:
+        by_key = self._tx.ids_of_keys(kind, ids)
         rows = look_up(
             self._tx.connection,
             t.raw_event,
-            ("id", "phase", "text_hash", "revision", "entity_key"),
-            by="id",
-            values=ids,
+            ("entity_key", "phase", "text_hash", "revision"),
+            by="entity_key",
+            values=sorted(by_key),
             project_id=self._tx.project_id,
-            kind=kind,
         )
-        for id_, phase, text_hash, revision, entity_key in rows:
-            self._seen[kind, id_][phase] = _Seen(text_hash, revision or 0, entity_key)
+        for key, phase, text_hash, revision in rows:
+            self._seen[kind, by_key[key]][phase] = _Seen(bytes(text_hash), revision or 0, key)
 
     # --- One event --------------------------------------------------------------------------------
 
@@ -431,7 +431,6 @@ class _Writer:
         self._seen[event.kind, event.id][phase] = _Seen(one.text_hash, revision_of(event), key)
         row = {
             "kind": event.kind,
-            "id": event.id,
             "phase": phase,
             "text_hash": one.text_hash,
             "pos": one.pos,

@@ -23,7 +23,7 @@ from tracestore.errors import TracestoreError
 from tracestore.ids import id_problem
 from tracestore.store import tables as t
 from tracestore.store.query import find_project
-from tracestore.store.transaction import first_key
+from tracestore.store.transaction import FIRST_KEY
 
 Right = Literal["read", "write", "admin"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
@@ -262,7 +262,7 @@ def _project_id(connection: Connection, name: str, *, now: int) -> int:
     if found is not None:
         return found
     project_id = (connection.execute(select(func.max(t.project.c.project_id))).scalar() or 0) + 1
-    row = {"project_id": project_id, "name": name, "commit_seq": 0, "next_key": first_key(project_id)}
+    row = {"project_id": project_id, "name": name, "commit_seq": 0, "next_key": FIRST_KEY}
     connection.execute(t.project.insert().values(**row, created_at=now))
     return project_id
 

@@ -18,6 +18,7 @@ from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
 from tracestore.store.chunks import chunks
 from tracestore.store.codec import decompress
+from tracestore.store.dictionary import Dictionaries
 from tracestore.store.fields import TABLES, Shape, columns_of, item_shape, nested_model, union
 from tracestore.store.runs import RunRow, read_chains, spell
 from tracestore.store.skeleton import fill
@@ -57,24 +58,6 @@ def read_contents(connection: Connection, project_id: int, keys: Iterable[int]) 
     return found
 
 
-class Dictionaries:
-    """The dictionaries of a project, read when they are asked for: far fewer than the rows that need them."""
-
-    def __init__(self, connection: Connection, project_id: int) -> None:
-        self._connection = connection
-        self._project_id = project_id
-        self._known: dict[int | None, bytes | None] = {None: None}
-
-    def get(self, key: int | None) -> bytes | None:
-        """The bytes of a dictionary; None for no key."""
-        if key not in self._known:
-            c = t.dictionary.c
-            self._known[key] = self._connection.execute(
-                select(c.data).where(c.project_id == self._project_id, c.key == key)
-            ).scalar_one()
-        return self._known[key]
-
-
 def load_events(
     connection: Connection,
     project_id: int,
@@ -93,12 +76,12 @@ def load_events(
     if kinds is not None:
         query = query.where(raw.kind.in_(kinds))
     loader = _Loader(connection, project_id)
-    loader.add(_up_to(snapshot, connection, query))
+    loader.add(_up_to(snapshot, connection, project_id, query))
     if kinds is None:
-        group_id = loader.group_id(episode_key)
-        if group_id is not None:
-            group = _raw_events(project_id).where(raw.kind == "group", raw.id == group_id)
-            loader.add(_up_to(snapshot, connection, group))
+        group_key = loader.group_key(episode_key)
+        if group_key is not None:
+            group = _raw_events(project_id).where(raw.entity_key == group_key)
+            loader.add(_up_to(snapshot, connection, project_id, group))
     return loader.events()
 
 
@@ -106,8 +89,9 @@ def load_entity(
     connection: Connection, project_id: int, kind: str, id_: str, *, phase: str | None = None
 ) -> AnyEvent | None:
     """One entity, its phases merged, or one phase of it; None where nothing of it has come."""
-    raw = t.raw_event.c
-    query = _raw_events(project_id).where(raw.kind == kind, raw.id == id_)
+    raw, entity = t.raw_event.c, TABLES[kind].c
+    key = select(entity.key).where(entity.project_id == project_id, entity.id == id_).scalar_subquery()
+    query = _raw_events(project_id).where(raw.entity_key == key)
     loader = _Loader(connection, project_id)
     loader.add(connection.execute(query if phase is None else query.where(raw.phase == phase)))
     return next(iter(loader.events()), None)
@@ -141,7 +125,7 @@ def _raw_events(project_id: int) -> Select[Any]:
     raw, names = t.raw_event.c, t.field_set.c
     return (
         select(
-            *(raw.kind, raw.id, raw.phase, raw.revision, raw.pos, raw.first_pos),
+            *(raw.kind, raw.phase, raw.revision, raw.pos, raw.first_pos),
             *(raw.entity_key, raw.episode_key, names.fields),
         )
         .select_from(
@@ -159,19 +143,25 @@ def came_at() -> ColumnElement[int]:
     return func.coalesce(t.raw_event.c.first_pos, t.raw_event.c.pos)
 
 
-def _up_to(snapshot: int | None, connection: Connection, query: Select[Any]) -> list[Row[Any]]:
+def _up_to(
+    snapshot: int | None, connection: Connection, project_id: int, query: Select[Any]
+) -> list[Row[Any]]:
     """The rows of the log that had come at a snapshot."""
     if snapshot is None:
         return list(connection.execute(query))
     rows = connection.execute(query.where(came_at() <= snapshot)).all()
     for row in rows:
         if row.pos > snapshot:
-            raise snapshot_gone(snapshot, row.kind, row.id)
+            raise snapshot_gone(snapshot, connection, project_id, row)
     return list(rows)
 
 
-def snapshot_gone(snapshot: int, kind: str, id_: str) -> SnapshotGone:
-    """The error for an event that was replaced after a snapshot."""
+def snapshot_gone(snapshot: int, connection: Connection, project_id: int, raw_event: Any) -> SnapshotGone:
+    """The error for an event that was replaced after a snapshot, by its row of the log."""
+    kind, entity = raw_event.kind, TABLES[raw_event.kind].c
+    id_ = connection.execute(
+        select(entity.id).where(entity.project_id == project_id, entity.key == raw_event.entity_key)
+    ).scalar()
     hint = "its source was read again when it had grown; read the latest snapshot"
     return SnapshotGone(snapshot=snapshot, kind=kind, id=id_, hint=hint)
 
@@ -181,7 +171,6 @@ class _Entity:
     """What came of one entity."""
 
     kind: str
-    id: str
     key: int
     episode_key: int | None
     phases: list[str] = field(default_factory=list)
@@ -202,7 +191,7 @@ class _Loader:
     def __init__(self, connection: Connection, project_id: int) -> None:
         self._connection = connection
         self._project_id = project_id
-        self._entities: dict[tuple[str, ...], _Entity] = {}
+        self._entities: dict[tuple[int, str], _Entity] = {}
         self._rows: dict[str, dict[int, Row[Any]]] = {}
         self._ids: dict[str, dict[int, str]] = defaultdict(dict)
         self._contents: dict[int, Content] = {}
@@ -210,31 +199,28 @@ class _Loader:
     def add(self, raw_events: Iterable[Row[Any]]) -> None:
         """Events to come back merged."""
         for row in raw_events:
-            self._entity(row, (row.kind, row.id)).add(row)
+            self._entity(row, (row.entity_key, "")).add(row)
 
     def add_apart(self, raw_events: Iterable[Row[Any]]) -> None:
         """Events to come back each on its own."""
         for row in raw_events:
-            self._entity(row, (row.kind, row.id, row.phase)).add(row)
+            self._entity(row, (row.entity_key, row.phase)).add(row)
 
-    def _entity(self, row: Row[Any], name: tuple[str, ...]) -> _Entity:
+    def _entity(self, row: Row[Any], name: tuple[int, str]) -> _Entity:
         if name not in self._entities:
-            self._entities[name] = _Entity(row.kind, row.id, row.entity_key, row.episode_key)
+            self._entities[name] = _Entity(row.kind, row.entity_key, row.episode_key)
         return self._entities[name]
 
-    def group_id(self, episode_key: int) -> str | None:
+    def group_key(self, episode_key: int) -> int | None:
         """The group that the episode's own events name, as far as they are added."""
         own = (one for one in self._entities.values() if one.kind == "episode" and one.key == episode_key)
         if not any(union(entity.shapes).get("group_id") for entity in own):
             return None
-        group, episode = t.task_group.c, t.episode.c
-        joined = t.episode.join(
-            t.task_group, (group.project_id == episode.project_id) & (group.key == episode.group_key)
-        )
+        episode = t.episode.c
         return self._connection.execute(
-            select(group.id)
-            .select_from(joined)
-            .where(episode.project_id == self._project_id, episode.key == episode_key)
+            select(episode.group_key).where(
+                episode.project_id == self._project_id, episode.key == episode_key
+            )
         ).scalar()
 
     # --- Reading ----------------------------------------------------------------------------------
@@ -372,7 +358,7 @@ class _Loader:
             if len(entity.phases) > 1:
                 fields_set.discard("phase")
         values.pop("v", None)
-        return MODELS[entity.kind].model_construct(_fields_set=fields_set, id=entity.id, **values)
+        return MODELS[entity.kind].model_construct(_fields_set=fields_set, id=row.id, **values)
 
     def _plain_fields(self, kind: str, row: Row[Any], shape: Shape) -> dict[str, Any]:
         values: dict[str, Any] = {}

@@ -23,30 +23,21 @@ def look_up(
     by: str,
     values: Sequence[Any],
     project_id: int,
-    kind: str | None = None,
 ) -> Iterator[tuple[Any, ...]]:
-    """The columns, as the driver gives them, of the rows whose `by` is one of the values.
-
-    Args:
-        kind: of rows that have one, which it must be.
-    """
-    fixed = (project_id,) if kind is None else (project_id, kind)
+    """The columns, as the driver gives them, of the rows whose `by` is one of the values."""
     for chunk in chunks(values):
         # Only few lengths, so that the driver has the statement prepared; a value twice changes nothing.
         padded = (*chunk, *[chunk[-1]] * ((1 << (len(chunk) - 1).bit_length()) - len(chunk)))
-        sql = _sql(table, columns, by, len(padded), kind is not None, connection.dialect)
-        for row in connection.exec_driver_sql(sql, (*fixed, *padded)):
+        sql = _sql(table, columns, by, len(padded), connection.dialect)
+        for row in connection.exec_driver_sql(sql, (project_id, *padded)):
             yield tuple(row)
 
 
 @lru_cache(maxsize=256)
-def _sql(
-    table: Table, columns: tuple[str, ...], by: str, count: int, with_kind: bool, dialect: Dialect
-) -> str:
+def _sql(table: Table, columns: tuple[str, ...], by: str, count: int, dialect: Dialect) -> str:
     quote = dialect.identifier_preparer.quote
     mark = "?" if dialect.positional else "%s"
-    kind = f" AND kind = {mark}" if with_kind else ""
     return (
         f"SELECT {', '.join(map(quote, columns))} FROM {quote(table.name)}"
-        f" WHERE project_id = {mark}{kind} AND {quote(by)} IN ({', '.join([mark] * count)})"
+        f" WHERE project_id = {mark} AND {quote(by)} IN ({', '.join([mark] * count)})"
     )

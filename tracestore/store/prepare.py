@@ -20,7 +20,7 @@ class Prepared(NamedTuple):
     event: AnyEvent
     phase: str
     text_hash: bytes
-    """sha256 of the posted text."""
+    """First half of the sha256 of the posted text."""
     shape: str
     size: int
     """Bytes posted."""
@@ -52,7 +52,7 @@ def prepare(event: AnyEvent, text: bytes, *, requests: RequestMemory) -> Prepare
     return Prepared(
         event=event,
         phase=phase_of(event),
-        text_hash=sha256_of(text),
+        text_hash=sha256_of(text)[:16],
         shape=shape_text(event),
         size=len(text),
         request=request,

@@ -103,20 +103,21 @@ def _require_snapshot(connection: Connection, project_id: int, at: int) -> None:
     """Refuse a snapshot of which something was replaced; reads what came after it, and no more."""
     raw = t.raw_event.c
     replaced = connection.execute(
-        select(raw.kind, raw.id)
+        select(raw.kind, raw.entity_key)
         .where(raw.project_id == project_id, raw.pos > at, raw.first_pos <= at)
         .order_by(raw.pos)
         .limit(1)
     ).first()
     if replaced is not None:
-        raise snapshot_gone(at, replaced.kind, replaced.id)
+        raise snapshot_gone(at, connection, project_id, replaced)
 
 
 def _ended_groups(connection: Connection, project_id: int, at: int) -> set[int]:
     """Groups whose end had come by then."""
-    raw = t.raw_event.c
-    ends = (raw.project_id == project_id, raw.kind == "group", raw.phase == "end", raw.pos <= at)
-    return set(connection.execute(select(raw.entity_key).where(*ends)).scalars())
+    raw, group = t.raw_event.c, t.task_group.c
+    ends = (group.project_id == project_id, raw.phase == "end", raw.pos <= at)
+    log = t.task_group.join(t.raw_event, (raw.project_id == group.project_id) & (raw.entity_key == group.key))
+    return set(connection.execute(select(group.key).select_from(log).where(*ends)).scalars())
 
 
 def _groups_named(connection: Connection, project_id: int, at: int) -> dict[int, int]:
@@ -125,13 +126,12 @@ def _groups_named(connection: Connection, project_id: int, at: int) -> dict[int,
     rows = connection.execute(
         select(episode.key, episode.group_key, names.fields)
         .select_from(
-            t.raw_event.join(
-                t.episode, (episode.project_id == raw.project_id) & (episode.key == raw.entity_key)
+            t.episode.join(
+                t.raw_event, (raw.project_id == episode.project_id) & (raw.entity_key == episode.key)
             ).join(t.field_set, (names.project_id == raw.project_id) & (names.key == raw.field_set_key))
         )
         .where(
-            raw.project_id == project_id,
-            raw.kind == "episode",
+            episode.project_id == project_id,
             raw.pos <= at,
             episode.group_key.is_not(None),
         )

@@ -135,12 +135,10 @@ def _unit(event: AnyEvent) -> tuple[str, str]:
 def read_log(tx: Transaction, scope: Scope) -> Log:
     """The events of a scope as they are stored up to here."""
     raw = t.raw_event.c
-    where: tuple[ColumnElement[bool], ...] = (raw.kind == "group", raw.id == scope.id)
-    if scope.kind == "episode":
-        episode = tx.find("episode", scope.id)
-        if episode is None:
-            return Log(())
-        where = (raw.episode_key == episode.key,)
+    found = tx.find(scope.kind, scope.id)
+    if found is None:
+        return Log(())
+    where = (raw.episode_key if scope.kind == "episode" else raw.entity_key) == found.key
     tx.flush()
     return Log(
         Logged(
@@ -153,7 +151,7 @@ def read_log(tx: Transaction, scope: Scope) -> Log:
             row.num_replaced,
             row.entity_key,
         )
-        for row, event in load_phases(tx.connection, tx.project_id, *where)
+        for row, event in load_phases(tx.connection, tx.project_id, where)
     )
 
 
@@ -171,8 +169,7 @@ def forget(tx: Transaction, scope: Scope, log: Log) -> EpisodeState | None:
             entity.is_placeholder = True
     rows = _Rows(tx)
     if scope.kind == "group":
-        raw = t.raw_event.c
-        rows.delete(t.raw_event, raw.kind == "group", raw.id == scope.id)
+        rows.delete(t.raw_event, t.raw_event.c.entity_key == key)
         rows.blank(t.task_group, t.task_group.c.key == key)
         return None
     state = EpisodeState(key)
@@ -253,6 +250,8 @@ _NO_IDS: dict[str, Any] = {
     "ids": b"",
     "packed_ids": b"",
     "num_ids": 0,
+    "dictionary_key": None,
+    "logprobs_dictionary_key": None,
     "logprobs": None,
     "logprobs_dtype": None,
     "logprobs_nulls": None,

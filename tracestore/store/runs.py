@@ -11,19 +11,20 @@ costs its tokens once. A run whose beginning is not known (`num_tokens` NULL) is
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
 from tracestore.store import tables as t
+from tracestore.store.buffer import Buffer
 from tracestore.store.chunks import chunks
 from tracestore.store.codec import Compressor, decompress
+from tracestore.store.dictionary import Dictionaries, ProjectDictionary
 from tracestore.store.lookup import look_up
 from tracestore.wire.arrays import Logprobs
 
@@ -91,41 +92,172 @@ class RunIds:
 def read_ids(connection: Connection, project_id: int, keys: list[int]) -> dict[int, Ids]:
     """The own ids of runs, by key."""
     found: dict[int, Ids] = {}
-    columns = ("key", "ids", "packed_ids", "num_ids")
-    rows = look_up(connection, t.token_run, columns, by="key", values=keys, project_id=project_id)
-    for key, ids, packed, count in rows:
-        found[key] = np.frombuffer(ids, dtype="<i4") if count is None else unpack(packed, count)
+    columns = ("key", "ids", "packed_ids", "num_ids", "dictionary_key")
+    dictionaries = Dictionaries(connection, project_id)
+    # All rows first: a dictionary is read through the same connection.
+    rows = list(look_up(connection, t.token_run, columns, by="key", values=keys, project_id=project_id))
+    for key, ids, packed, count, dictionary in rows:
+        found[key] = _own_ids(ids, packed, count, dictionaries.get(dictionary))
     return found
 
 
-def pack(ids: bytes) -> bytes:
+def _own_ids(ids: bytes, packed: bytes | None, count: int | None, dictionary: bytes | None) -> Ids:
+    if count is None:
+        return np.frombuffer(ids, dtype="<i4")
+    assert packed is not None
+    return unpack_ids(packed, count, dictionary=dictionary)
+
+
+class Unpacked(NamedTuple):
+    """What a row of token_run is to hold, and that row."""
+
+    row: dict[str, Any]
+    ids: bytes
+    """Little-endian int32."""
+    logprobs: Logprobs | None
+
+
+class RunCodec:
+    """Packs the token runs of one project, better once there were some. For the committer's thread."""
+
+    def __init__(self, project_id: int) -> None:
+        self._plain = Compressor()
+        self._of_ids = ProjectDictionary(project_id, "ids")
+        self._of_logprobs = ProjectDictionary(project_id, "logprobs")
+
+    def pack(
+        self,
+        runs: Sequence[Unpacked],
+        *,
+        connection: Connection,
+        buffer: Buffer,
+        new_key: Callable[[], int],
+        now: int,
+    ) -> None:
+        """Write into the rows what they are to hold."""
+        halves = [_halves(run.ids) for run in runs]
+        trained = self._of_ids.trained(halves, connection=connection, buffer=buffer, new_key=new_key, now=now)
+        if trained is None:
+            packed = self._plain.compress_all([_planes(run.ids) for run in runs])
+        else:
+            packed = trained.compressor.compress_all(halves)
+        for run, (_, data) in zip(runs, packed, strict=True):
+            run.row.update(
+                ids=b"",
+                num_ids=len(run.ids) // 4,
+                packed_ids=data,
+                dictionary_key=None if trained is None else trained.key,
+            )
+        self.pack_logprobs(
+            [(run.row, run.logprobs) for run in runs if run.logprobs is not None],
+            connection=connection,
+            buffer=buffer,
+            new_key=new_key,
+            now=now,
+        )
+
+    def pack_logprobs(
+        self,
+        runs: Sequence[tuple[dict[str, Any], Logprobs]],
+        *,
+        connection: Connection,
+        buffer: Buffer,
+        new_key: Callable[[], int],
+        now: int,
+    ) -> None:
+        """Write into rows the logprobs of their own ids."""
+        fronts = [_front(logprobs) for _, logprobs in runs]
+        trained = self._of_logprobs.trained(
+            fronts, connection=connection, buffer=buffer, new_key=new_key, now=now
+        )
+        compressor, key = (self._plain, None) if trained is None else (trained.compressor, trained.key)
+        for (row, logprobs), packed in zip(runs, compressor.compress_all(fronts), strict=True):
+            nulls = logprobs.nulls
+            row |= {
+                "logprobs": _with_front(logprobs, *packed),
+                "logprobs_dtype": None if logprobs.dtype == "float32" else logprobs.dtype,
+                "logprobs_nulls": np.asarray(nulls, dtype="<i4").tobytes() if nulls else b"",
+                "logprobs_dictionary_key": key,
+            }
+
+
+def pack_ids(ids: bytes) -> bytes:
     """Token ids with their first bytes side by side, then their second ones, and so on, compressed.
 
     The upper bytes of ids repeat, and 160 ids take half of what they take as integers, 460 a third. What
-    does not get smaller is left as long as it was, which tells it apart. `unpack` is the inverse.
+    does not get smaller is left as long as it was, which tells it apart. `unpack_ids` is the inverse.
 
     Args:
         ids: little-endian int32.
     """
+    return Compressor().compress(_planes(ids))[1]
+
+
+def _planes(ids: bytes) -> bytes:
     # Slices: for a few hundred ids, numpy takes longer to begin than these take.
-    planes = ids[0::4] + ids[1::4] + ids[2::4] + ids[3::4]
-    _, data = _compressor.of_this_thread.compress(planes)
-    return data
+    return ids[0::4] + ids[1::4] + ids[2::4] + ids[3::4]
 
 
-def unpack(data: bytes, count: int) -> Ids:
-    """int32 [count]."""
-    planes = data if len(data) == 4 * count else decompress(data, codec="zstd")
-    by_id = np.ascontiguousarray(np.frombuffer(planes, dtype=np.uint8).reshape(4, -1).T)
-    return by_id.view("<i4").reshape(-1)
+def _halves(ids: bytes) -> bytes:
+    """The lower halves of token ids, then the third bytes, then the fourth.
+
+    Ids that often follow each other lie side by side, for a dictionary to know them: with one they take two
+    thirds of what they take without.
+    """
+    return np.frombuffer(ids, dtype="<u2")[0::2].tobytes() + ids[2::4] + ids[3::4]
 
 
-class _PerThread(threading.local):
-    def __init__(self) -> None:
-        self.of_this_thread = Compressor()
+def unpack_ids(data: bytes, count: int, *, dictionary: bytes | None = None) -> Ids:
+    """int32 [count].
+
+    Args:
+        dictionary: that the ids were compressed with, in halves; None: they were not, and by their bytes.
+    """
+    plain = data if len(data) == 4 * count else decompress(data, codec="zstd", dictionary=dictionary)
+    if dictionary is None:
+        by_id = np.ascontiguousarray(np.frombuffer(plain, dtype=np.uint8).reshape(4, -1).T)
+        return by_id.view("<i4").reshape(-1)
+    lower = np.frombuffer(plain, dtype="<u2", count=count).astype(np.int32)
+    third, fourth = np.frombuffer(plain, dtype=np.uint8, offset=2 * count).reshape(2, -1).astype(np.int32)
+    return lower | third << 16 | fourth << 24
 
 
-_compressor = _PerThread()
+def pack_logprobs(logprobs: Logprobs, compressor: Compressor | None = None) -> bytes:
+    """Logprobs with their upper bytes, sign and exponent, in front and compressed, then all others.
+
+    Those repeat and the others do not. `unpack_logprobs` is the inverse; what does not get smaller is left
+    as it was, which its length tells.
+
+    Args:
+        compressor: None: one without a dictionary.
+    """
+    return _with_front(logprobs, *(compressor or Compressor()).compress(_front(logprobs)))
+
+
+def _with_front(logprobs: Logprobs, codec: str, packed: bytes) -> bytes:
+    data, width = logprobs.data, _WIDTHS[logprobs.dtype]
+    if codec == "raw":
+        return data
+    return packed + b"".join([data[place::width] for place in range(width - width // 4)])
+
+
+def _front(logprobs: Logprobs) -> bytes:
+    """The upper byte of every float32, the upper two of every float64."""
+    data, width = logprobs.data, _WIDTHS[logprobs.dtype]
+    return b"".join(data[place::width] for place in range(width - width // 4, width))
+
+
+def unpack_logprobs(data: bytes, count: int, *, dtype: Any, dictionary: bytes | None = None) -> bytes:
+    """Little-endian values of a dtype."""
+    width = _WIDTHS[dtype]
+    if len(data) == width * count:
+        return data
+    rest = (width - width // 4) * count
+    planes = data[-rest:] + decompress(data[:-rest], codec="zstd", dictionary=dictionary)
+    return np.frombuffer(planes, dtype=np.uint8).reshape(width, -1).T.tobytes()
+
+
+_WIDTHS = {"float32": 4, "float64": 8}
 
 
 def common_prefix(first: Ids, second: Ids) -> int:
@@ -149,6 +281,7 @@ def read_chains(connection: Connection, project_id: int, keys: Iterable[int]) ->
     """The rows of runs and of everything they are based on, by key."""
     run = t.token_run
     found: dict[int, RunRow] = {}
+    dictionaries = Dictionaries(connection, project_id)
     for chunk in chunks(sorted(keys)):
         here = select(run.c.key, run.c.base_key).where(run.c.project_id == project_id, run.c.key.in_(chunk))
         chain = here.cte("chain", recursive=True)
@@ -159,19 +292,25 @@ def read_chains(connection: Connection, project_id: int, keys: Iterable[int]) ->
         rows = connection.execute(
             select(
                 *(run.c.key, run.c.base_key, run.c.base_length, run.c.ids, run.c.packed_ids, run.c.num_ids),
+                *(run.c.dictionary_key, run.c.logprobs_dictionary_key),
                 *(run.c.logprobs, run.c.logprobs_dtype, run.c.logprobs_nulls),
             ).where(run.c.project_id == project_id, run.c.key.in_(select(chain.c.key)))
-        )
-        for key, base_key, base_length, ids, packed, count, logprobs, dtype, nulls in rows:
-            own = ids if count is None else unpack(packed, count).tobytes()
-            found[key] = RunRow(base_key, base_length, own, _logprobs(logprobs, dtype, nulls))
+        ).all()
+        for key, base_key, base_length, ids, packed, count, of_ids, of_logprobs, *logprobs in rows:
+            own = _own_ids(ids, packed, count, dictionaries.get(of_ids))
+            read = _logprobs(*logprobs, count=len(own), dictionary=dictionaries.get(of_logprobs))
+            found[key] = RunRow(base_key, base_length, own.tobytes(), read)
     return found
 
 
-def _logprobs(data: bytes | None, dtype: Any, nulls: bytes | None) -> Logprobs | None:
+def _logprobs(
+    data: bytes | None, dtype: Any, nulls: bytes | None, *, count: int, dictionary: bytes | None
+) -> Logprobs | None:
     if data is None:
         return None
-    return Logprobs(data, dtype, tuple(np.frombuffer(nulls or b"", dtype="<i4").tolist()))
+    dtype = dtype or "float32"
+    positions = tuple(np.frombuffer(nulls or b"", dtype="<i4").tolist())
+    return Logprobs(unpack_logprobs(data, count, dtype=dtype, dictionary=dictionary), dtype, positions)
 
 
 def spell(rows: Mapping[int, RunRow], key: int) -> bytes:

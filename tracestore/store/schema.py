@@ -102,10 +102,11 @@ def set_plan_statistics(connection: Connection) -> None:
     if connection.dialect.name != "sqlite":
         return
     connection.execute(text("ANALYZE sqlite_schema"))  # makes the table of statistics where there is none
-    if connection.execute(text("SELECT count(*) FROM sqlite_stat1")).scalar():
-        return
+    known = set(connection.execute(text("SELECT idx FROM sqlite_stat1")).scalars())
     for table in metadata.tables.values():
         for name, columns, is_unique in _indexes(connection, table.name):
+            if name in known:
+                continue
             rows = _statistics(columns, is_unique=is_unique)
             connection.execute(
                 text("INSERT INTO sqlite_stat1 VALUES (:table, :index, :rows)"),

@@ -11,9 +11,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Self
-
-import numpy as np
+from typing import Literal, NamedTuple, Self
 
 from tracestore.graph.links import matched_parent, named_parent, resolve_links
 from tracestore.graph.match import node_key
@@ -22,7 +20,7 @@ from tracestore.graph.model import CompletionKey, Link
 from tracestore.store import tables as t
 from tracestore.store.contents import Interned
 from tracestore.store.requests import Label, Piece, message_piece
-from tracestore.store.runs import Ids, Run, common_prefix, pack
+from tracestore.store.runs import Ids, Run, common_prefix
 from tracestore.store.transaction import Transaction
 from tracestore.wire.arrays import Logprobs, TokenIds
 from tracestore.wire.base import Raw
@@ -422,7 +420,7 @@ class EpisodeState:
 
     def add_logprobs(self, tx: Transaction, key: CompletionKey, logprobs: Logprobs) -> None:
         """Logprobs of ids that came before them."""
-        tx.buffer.update(t.token_run, self.answer_runs[key].key, _logprob_columns(logprobs))
+        tx.update_logprobs(self.answer_runs[key].key, logprobs)
 
     def _prompt_base(self, tx: Transaction, call_id: str, ids: Ids) -> tuple[Run | None, int]:
         """The run to build a prompt on, and how much of it they share."""
@@ -455,15 +453,11 @@ class EpisodeState:
             "base_key": None if base is None else base.key,
             "base_length": length,
             "num_tokens": num_tokens,
-            "ids": b"",
-            "num_ids": num_ids,
         }
-        if logprobs is not None:
-            row |= _logprob_columns(logprobs)
         if known is None:
-            tx.insert_run({"key": run.key, "pos": tx.pos, **row}, ids)
+            tx.insert_run({"key": run.key, "pos": tx.pos, **row}, ids, logprobs)
         else:
-            tx.buffer.update(t.token_run, run.key, {**row, "packed_ids": pack(ids)})
+            tx.update_run(run.key, row, ids, logprobs)
         tx.memory.run_ids.fresh[run.key] = ids
         return run
 
@@ -525,11 +519,3 @@ def _as_sent_next(answer: Piece, dialect: Dialect) -> Sequence[Piece]:
     if dialect != "openai_responses":
         return (answer,)
     return [message_piece(raw, role) for raw, role in answer_messages(Raw(answer.data), dialect)]
-
-
-def _logprob_columns(logprobs: Logprobs) -> dict[str, Any]:
-    return {
-        "logprobs": logprobs.data,
-        "logprobs_dtype": logprobs.dtype,
-        "logprobs_nulls": np.asarray(logprobs.nulls, dtype="<i4").tobytes() if logprobs.nulls else b"",
-    }

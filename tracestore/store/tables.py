@@ -3,8 +3,10 @@
 How to read a table:
 
 - `project_id` leads every key: a row, an index and a foreign key never cross the wall between tenants.
-- `key` is our own int64, unique in the whole database: `project_id << 40 | n`, where n counts up under
-  the lock of the project's row. `X_key` refers to the row of table X. `id` and `X_id` are the client's text.
+- `key` is our own int64, unique in its project, where it counts up under the lock of the project's row: from
+  1, since what SQLite keeps of a number is as long as the number, or in projects of versions before 0005 from
+  `project_id << 40`. `project_id << 40 | key` is unique in the whole database either way; views show that.
+  `X_key` refers to the row of table X. `id` and `X_id` are the client's text.
 - `pos` is the commit position at which a fact came, `end_pos` the one at which its last phase came. Every
   position is one event that was stored, so a snapshot is a number: the rows whose events came up to it.
 - A row that is referred to before it came is a placeholder: `is_placeholder`, and no `pos`.
@@ -37,7 +39,7 @@ from sqlalchemy.schema import SchemaItem
 
 from tracestore.store.types import ExactText
 
-REVISION = "0004"
+REVISION = "0005"
 """Migration that makes exactly these tables; `tracestore_migrations` has it as its head."""
 
 KEY_BITS = 40
@@ -195,14 +197,14 @@ redaction = _table(
 field_set = _table("field_set", _key(), Column("fields", Text, nullable=False), rowid=False)
 
 # One row per event and phase; no bodies: an event is read back from the rows of its entity. An event that is
-# replaced by a higher revision moves to the position at which that came, and leaves its own empty.
+# replaced by a higher revision moves to the position at which that came, and leaves its own empty. The id of
+# an event stands in the row of its entity.
 raw_event = _table(
     "raw_event",
     Column("kind", Text, nullable=False),
-    Column("id", Text, nullable=False),
     Column("phase", Text, nullable=False),
-    # sha256 of the posted text. A retry has the same text; an event with another text is compared with the
-    # stored one by JSON value, which costs more than all else if it is done for every event that comes.
+    # First half of the sha256 of the posted text. A retry has the same text; an event with another text is
+    # compared with the stored one by JSON value, which costs more than all else if done for every event.
     Column("text_hash", LargeBinary, nullable=False),
     Column("revision", BigInteger),  # as stated; NULL counts as 0
     _pos(),
@@ -212,10 +214,11 @@ raw_event = _table(
     Column("entity_key", BigInteger, nullable=False),  # the row of the kind's own table
     _ref("field_set_key", "field_set", required=True),
     Column("received_at", BigInteger, nullable=False),
-    PrimaryKeyConstraint("project_id", "kind", "id", "phase"),
-    UniqueConstraint("project_id", "pos", name="uq_raw_event_pos"),
+    PrimaryKeyConstraint("project_id", "pos"),
+    UniqueConstraint("project_id", "entity_key", "phase", name="uq_raw_event_entity"),
     _one_of("phase", "start", "end", "whole"),
     Index("ix_raw_event_episode", "project_id", "episode_key", "pos"),
+    CheckConstraint("length(text_hash) = 16", name="text_hash_has_16_bytes"),
     rowid=False,
 )
 
@@ -226,6 +229,7 @@ dictionary = _table(
     _key(),
     Column("data", LargeBinary, nullable=False),
     Column("trained_at", BigInteger, nullable=False),
+    Column("purpose", Text),  # `ids` or `logprobs` of token runs; NULL: contents
 )
 
 content = _table(
@@ -382,12 +386,15 @@ token_run = _table(
     Column("base_length", BigInteger, nullable=False),
     Column("num_tokens", BigInteger),  # base_length + len(ids); NULL while the prompt is not known
     Column("ids", LargeBinary, nullable=False),  # little-endian int32; empty where they are packed
-    Column("packed_ids", LargeBinary),  # as `runs.pack` writes them; NULL: they stand in `ids`
+    Column("packed_ids", LargeBinary),  # as `runs.pack_ids` writes them; NULL: they stand in `ids`
     Column("num_ids", BigInteger),  # how many are packed
-    Column("logprobs", LargeBinary),  # one per id, in `logprobs_dtype`, bit for bit
-    Column("logprobs_dtype", Text),
+    Column("logprobs", LargeBinary),  # one per id, bit for bit, as `runs.pack_logprobs` writes them
+    Column("logprobs_dtype", Text),  # NULL: float32
     Column("logprobs_nulls", LargeBinary),  # little-endian int32: positions the server did not report
     _pos(),
+    # That the ids and the logprobs are packed with. SQLite adds a foreign key to no table that is there.
+    Column("dictionary_key", BigInteger),
+    Column("logprobs_dictionary_key", BigInteger),
     _one_of("logprobs_dtype", "float32", "float64"),
     CheckConstraint("length(ids) % 4 = 0", name="ids_are_int32"),
 )
@@ -451,7 +458,6 @@ call = _table(
     _one_of("link", "named", "inferred", "matched", "ambiguous", "none"),
     Index("ix_call_episode", "project_id", "episode_key"),
     Index("ix_call_agent", "project_id", "agent_key", "ordinal"),
-    Index("ix_call_parent", "project_id", "parent_call_key"),
     Index("ix_call_prompt_node", "project_id", "prompt_node_key"),
     _some_index("ix_call_link", "link_call_key"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +12,14 @@ from sqlalchemy import Connection, Table, select
 from tracestore.store import tables as t
 from tracestore.store.buffer import Buffer
 from tracestore.store.contents import Contents, Interned
-from tracestore.store.fields import TABLES
+from tracestore.store.fields import PLACEHOLDERS, TABLES
 from tracestore.store.lookup import look_up
 from tracestore.store.requests import Piece
-from tracestore.store.runs import RunIds, pack
-from tracestore.store.tables import KEY_BITS
+from tracestore.store.runs import RunCodec, RunIds, Unpacked
+from tracestore.wire.arrays import Logprobs
 from tracestore.wire.events import AnyEvent
 
+FIRST_KEY = 1
 _CACHED_ENTITIES = 50_000
 _CACHED_STATES = 64
 _CACHED_EVENTS = 500
@@ -42,6 +43,7 @@ class Memory:
     commit_seq: int
     contents: Contents
     run_ids: RunIds
+    run_codec: RunCodec
     entities: dict[tuple[str, str], Entity] = field(default_factory=dict)
     field_sets: dict[str, int] = field(default_factory=dict)
     parents: dict[int, int | None] = field(default_factory=dict)
@@ -57,7 +59,7 @@ class Memory:
 
     @classmethod
     def of(cls, project_id: int, commit_seq: int) -> Memory:
-        return cls(project_id, commit_seq, Contents(project_id), RunIds(project_id))
+        return cls(project_id, commit_seq, Contents(project_id), RunIds(project_id), RunCodec(project_id))
 
     def trim(self) -> None:
         """Forget what was used longest ago. Only between transactions: within one, all is needed."""
@@ -88,7 +90,7 @@ class Transaction:
         self.pos = memory.commit_seq
         self._next_key = next_key
         self._looked_up: set[tuple[str, str]] = set()
-        self._to_pack: list[tuple[dict[str, Any], bytes]] = []
+        self._to_pack: list[Unpacked] = []
         # (kind, id) -> phase -> what is stored of it. One for all posts of the transaction: rows of the posts
         # before are still in the buffer, where no query sees them.
         self.seen: defaultdict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
@@ -105,10 +107,30 @@ class Transaction:
             return found
         return contents.intern(piece, connection=self.connection, buffer=self.buffer, new_key=self.new_key)
 
-    def insert_run(self, row: dict[str, Any], ids: bytes) -> None:
-        """A new row of token_run with its own ids, little-endian int32."""
+    def insert_run(self, row: dict[str, Any], ids: bytes, logprobs: Logprobs | None) -> None:
+        """A new row of token_run; `ids` are its own, little-endian int32."""
         self.buffer.insert(t.token_run, row)
-        self._to_pack.append((row, ids))
+        self._to_pack.append(Unpacked(row, ids, logprobs))
+
+    def update_run(self, key: int, row: dict[str, Any], ids: bytes, logprobs: Logprobs | None) -> None:
+        """The same for a row that is there."""
+        self.memory.run_codec.pack([Unpacked(row, ids, logprobs)], **self._makers())
+        self.buffer.update(t.token_run, key, row)
+
+    def update_logprobs(self, key: int, logprobs: Logprobs) -> None:
+        """The logprobs of a run that came without them."""
+        row: dict[str, Any] = {}
+        self.memory.run_codec.pack_logprobs([(row, logprobs)], **self._makers())
+        self.buffer.update(t.token_run, key, row)
+
+    def _makers(self) -> dict[str, Any]:
+        """What it takes to make the rows of dictionaries."""
+        return {
+            "connection": self.connection,
+            "buffer": self.buffer,
+            "new_key": self.new_key,
+            "now": self.now,
+        }
 
     def field_set(self, shape: str) -> int:
         """Key of the row that lists these field names."""
@@ -144,6 +166,20 @@ class Transaction:
             for id_, key, is_placeholder, *first_pos in rows:
                 self.memory.entities[kind, id_] = Entity(key, bool(is_placeholder), *first_pos)
 
+    def ids_of_keys(self, kind: str, ids: Sequence[str]) -> dict[int, str]:
+        """The ids, of those given, that have a row, by its key."""
+        if kind not in PLACEHOLDERS:
+            rows = look_up(
+                *(self.connection, TABLES[kind], ("key", "id")),
+                by="id",
+                values=ids,
+                project_id=self.project_id,
+            )
+            return dict(rows)
+        self.prefetch_entities((kind, id_) for id_ in ids)
+        found = ((self.memory.entities.get((kind, id_)), id_) for id_ in ids)
+        return {entity.key: id_ for entity, id_ in found if entity is not None}
+
     def find(self, kind: str, id_: str) -> Entity | None:
         """The row of an id, if there is one."""
         name = kind, id_
@@ -174,11 +210,8 @@ class Transaction:
 
     def flush(self) -> None:
         """Write the rows gathered so far, so that they can be read."""
-        self.memory.contents.compress(
-            connection=self.connection, buffer=self.buffer, new_key=self.new_key, now=self.now
-        )
-        for row, ids in self._to_pack:
-            row["packed_ids"] = pack(ids)
+        self.memory.contents.compress(**self._makers())
+        self.memory.run_codec.pack(self._to_pack, **self._makers())
         self._to_pack.clear()
         self.buffer.flush(self.connection)
         self.memory.run_ids.fresh.clear()
@@ -191,7 +224,3 @@ class Transaction:
             .where(t.project.c.project_id == self.project_id)
             .values(commit_seq=self.pos, next_key=self._next_key)
         )
-
-
-def first_key(project_id: int) -> int:
-    return (project_id << KEY_BITS) + 1

@@ -20,8 +20,9 @@ from tracestore.graph.model import CompletionKey, Graph
 from tracestore.graph.tokens import completion_ids, prompt_ids
 from tracestore.store import tables as t
 from tracestore.store.codec import decompress
+from tracestore.store.dictionary import Dictionaries
 from tracestore.store.fields import PLACEHOLDERS, TABLES
-from tracestore.store.load import Dictionaries, came_at, load_events, path_contents, read_contents, read_paths
+from tracestore.store.load import came_at, load_events, path_contents, read_contents, read_paths
 from tracestore.store.query import find_project
 from tracestore.store.runs import read_chains, spell
 from tracestore.store.store import Store

@@ -1,8 +1,9 @@
 -- What analysts read. One view per block; the same names and columns on SQLite, PostgreSQL and DuckDB.
 --
 -- Every row says which `project` and which `episode_id` it is of, and names things by their client's ids.
--- `content_id` and `message_id` are the store's own numbers: `message_text(content_id)` is the full text of
--- a message (a function, so that no view reads bodies). Unknown is NULL. Times are nanoseconds UTC.
+-- `content_id` and `message_id` are the store's own numbers, unique in the database (`tables.py` says how they are
+-- made of keys): `message_text(content_id)` is the full text of a message (a function, so that no view reads
+-- bodies). Unknown is NULL. Times are nanoseconds UTC.
 -- No view parses JSON: what stands in columns here was extracted when it came.
 
 -- Episodes: one attempt at one task each. An episode of which only parts have come has no `status` and
@@ -63,8 +64,8 @@ SELECT p.name AS project,
        a.status,
        a.error,
        a.end_pos IS NOT NULL AS is_complete,
-       a.scope_prompt_key AS scope_prompt_content_id,
-       a.return_message_key AS return_message_content_id,
+       (a.project_id << 40) | a.scope_prompt_key AS scope_prompt_content_id,
+       (a.project_id << 40) | a.return_message_key AS return_message_content_id,
        (SELECT count(*) FROM call c
          WHERE c.project_id = a.project_id AND c.agent_key = a.key AND c.pos IS NOT NULL) AS num_calls,
        a.started_at,
@@ -101,7 +102,7 @@ SELECT p.name AS project,
        c.link,
        c.link_exact,
        c.context_messages,
-       c.tools_key AS tools_content_id,
+       (c.project_id << 40) | c.tools_key AS tools_content_id,
        c.temperature,
        c.top_p,
        c.top_k,
@@ -153,7 +154,7 @@ SELECT p.name AS project,
        coalesce(u.sampled_arguments, u.arguments) AS arguments,
        u.position IS NOT NULL AS is_sampled,
        u.id IS NOT NULL AS is_executed,
-       u.result_key AS result_content_id,
+       (u.project_id << 40) | u.result_key AS result_content_id,
        u.status,
        u.exit_status,
        u.error,
@@ -171,11 +172,11 @@ SELECT p.name AS project,
 CREATE VIEW messages AS
 SELECT p.name AS project,
        e.id AS episode_id,
-       n.key AS message_id,
-       n.parent_key AS parent_message_id,
-       n.twin_of_key AS twin_of_message_id,
+       (n.project_id << 40) | n.key AS message_id,
+       (n.project_id << 40) | n.parent_key AS parent_message_id,
+       (n.project_id << 40) | n.twin_of_key AS twin_of_message_id,
        n.depth,
-       n.content_key AS content_id,
+       (n.project_id << 40) | n.content_key AS content_id,
        t.role,
        t.tool_name,
        t.size,
@@ -205,8 +206,8 @@ SELECT p.name AS project,
        e.id AS episode_id,
        c.id AS call_id,
        path.position,
-       path.node_key AS message_id,
-       n.content_key AS content_id,
+       (path.project_id << 40) | path.node_key AS message_id,
+       (n.project_id << 40) | n.content_key AS content_id,
        t.role,
        t.tool_name,
        t.size,
@@ -288,7 +289,7 @@ SELECT p.name AS project,
        l.num_calls,
        coalesce(n.depth + 1, 0) AS num_messages,
        r.id AS first_call_id,
-       ends.last_node_key AS last_message_id
+       (ends.project_id << 40) | ends.last_node_key AS last_message_id
   FROM ends
   JOIN lengths l
     ON l.project_id = ends.project_id AND l.end_call_key = ends.call_key
