@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any, get_args
 
 import msgspec
@@ -295,11 +294,13 @@ def decode_body(
         certain = _certain_elements(body, limits=limits, memory=memory)
         if certain is not None:
             return certain
-    # Counted while it is cut: a body of line breaks and digits must not become a million objects first.
-    texts = list(islice(_split(body, start, media_type), limits.max_events + 1))
-    if len(texts) > limits.max_events:
-        raise BodyTooLarge(limit=limits.max_events, hint="too many events: send fewer per request")
-    return [_decoded(index, text, limits, memory) for index, text in enumerate(texts)]
+    decoded: list[Decoded] = []
+    # Read as it is cut, while it is at hand; and counted: line breaks and digits may be a million events.
+    for text in _split(body, start, media_type):
+        if len(decoded) == limits.max_events:
+            raise BodyTooLarge(limit=limits.max_events, hint="too many events: send fewer per request")
+        decoded.append(_decoded(len(decoded), text, limits, memory))
+    return decoded
 
 
 def _media_type(content_type: str | None) -> str:
