@@ -12,7 +12,6 @@ alone, is read only where it differs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -77,12 +76,14 @@ def _read_with(memory: SpanMemory, text: bytes, *, levels: int) -> AnyEvent:
         if not text.startswith(last.head, start):
             last = last.opened()
         if text.startswith(last.head, start):
-            with suppress(*DOUBTS):
+            try:
                 event, new = _continued(last, text, start, levels=levels)
                 # No request begins with a delta: what stands around its messages is known already.
                 if event.context == "whole" or of_agent is None:
                     memory.put(key, new)
                 return event
+            except DOUBTS:
+                pass  # read whole, it may be good all the same
     whole = _read(text, levels=levels)
     if isinstance(whole, Call) and whole.request is not None and text.startswith(whole.request, start):
         end = start + len(whole.request)

@@ -157,9 +157,10 @@ class SpanMemory:
             return found
 
     def put(self, key: bytes, entry: Known) -> None:
+        size = _size(entry)
         with self._lock:
             old = self._entries.pop(key, None)
-            self._bytes += _size(entry) - (_size(old) if old is not None else 0)
+            self._bytes += size if old is None else size - _size(old)
             self._entries[key] = entry
             while self._bytes > self._max_bytes:
                 _, gone = self._entries.popitem(last=False)
