@@ -15,7 +15,7 @@ def sha256_of(data: bytes) -> bytes:
     With a busy thread beside it, whoever gives up the lock gets it back after 5 ms, which is three hundred
     times as long as 20 kB take to hash. So what is not large is hashed in steps that keep it.
     """
-    if len(data) > _SMALL_BYTES:
+    if not _STEP_BYTES < len(data) <= _SMALL_BYTES:
         return sha256(data).digest()
     view = memoryview(data)
     hashed = sha256(view[:_STEP_BYTES])
