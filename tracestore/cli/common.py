@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 DEFAULT_DB = "sqlite:///tracestore.db"
+DEFAULT_PROJECT = "default"
 _UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -80,7 +81,9 @@ def add_db_flag(parser: argparse.ArgumentParser) -> None:
 def add_store_flags(parser: argparse.ArgumentParser) -> None:
     """`--db URL` and `--project NAME`, for the verbs that look into one project."""
     add_db_flag(parser)
-    parser.add_argument("--project", metavar="NAME", default="default", help="project (default: default)")
+    parser.add_argument(
+        "--project", metavar="NAME", default=DEFAULT_PROJECT, help="project (default: default)"
+    )
 
 
 def whole_number(*, least: int, most: int | None = None) -> Callable[[str], int]:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -158,7 +159,8 @@ class _Demo:
 
     def post(self, traces: Sequence[Path]) -> None:
         """The traces over HTTP to a server of our own."""
-        from tracestore.cli.import_ import Imported, batches, post
+        from tracestore.cli.import_ import Imported, batches
+        from tracestore.cli.posting import posting
         from tracestore.importers import formats
         from tracestore.importers.sources import sources
 
@@ -167,8 +169,9 @@ class _Demo:
             imported = Imported()
             notes = imported.fidelity.notes
             found = sources([str(path) for path in traces], notes=notes)
-            for batch in batches(formats.read(found, format="events", notes=notes)):
-                imported.add(batch, post(url, PROJECT, batch))
+            with posting(url, project=PROJECT, api_key=None, tell=partial(note, args=self.args)) as post:
+                for batch in batches(formats.read(found, format="events", notes=notes)):
+                    imported.add(batch, post(batch))
             if imported.problems:
                 raise DemoFailed(refused=len(imported.problems), first=imported.problems[0])
             self.imported = imported.facts()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
+import os
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from tracestore.cli.common import (
@@ -28,7 +26,6 @@ from tracestore.cli.common import (
     progress,
     verb_parser,
 )
-from tracestore.errors import TracestoreError
 from tracestore.importers.notes import MAX_REFUSED
 
 if TYPE_CHECKING:
@@ -40,15 +37,10 @@ if TYPE_CHECKING:
 MAX_BATCH_EVENTS = 1_000
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 _SHOWN_PROBLEMS = 20
-_SHOWN_CHARACTERS = 500
 
 Outcomes = list[tuple[str, str | None]]
 """(status, problem) of each event of a batch: stored, duplicate, conflict or error."""
 Sink = Callable[[Sequence["Item"]], Outcomes]
-
-
-class ServerRefused(TracestoreError):
-    """The server took nothing."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -75,8 +67,8 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--url",
-        type=_server_url,
-        help="post to this server instead of opening --db, e.g. http://127.0.0.1:8421",
+        help="post to this server instead of opening --db, e.g. http://127.0.0.1:8421; "
+        "its key is $TRACESTORE_API_KEY",
     )
     add_store_flags(parser)
 
@@ -139,22 +131,15 @@ def _report(done: Imported, args: argparse.Namespace) -> None:
         note("`tracestore show` lists the episodes, `tracestore sql` asks about them", args=args)
 
 
-def _server_url(text: str) -> str:
-    """An argparse type: where a server may listen."""
-    try:
-        parts = urllib.parse.urlsplit(text)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_url = False
-    if not is_url:
-        raise argparse.ArgumentTypeError(f"{text!r} is no URL like http://127.0.0.1:8421")
-    return text
-
-
 @contextmanager
 def _sink(args: argparse.Namespace) -> Iterator[Sink]:
     if args.url is not None:
-        yield lambda batch: post(args.url, args.project, batch)
+        from tracestore.cli.posting import posting
+
+        key = os.environ.get("TRACESTORE_API_KEY") or None
+        tell = partial(note, args=args)
+        with posting(args.url, project=args.project, api_key=key, tell=tell) as post:
+            yield post
         return
     with ExitStack() as stack:
         stores: list[Store] = []
@@ -167,50 +152,6 @@ def _sink(args: argparse.Namespace) -> Iterator[Sink]:
             return [(outcome.status, outcome.problem) for outcome in outcomes]
 
         yield ingest
-
-
-def post(url: str, project: str, batch: Sequence[Item]) -> Outcomes:
-    """One `POST /v1/events` of a batch, over the standard library.
-
-    Raises:
-        ServerRefused: no server there, or an answer that is not about the single events.
-    """
-    body = b"[" + b",\n".join(item.text for item in batch) + b"]"
-    request = urllib.request.Request(
-        url.rstrip("/") + "/v1/events",
-        data=body,
-        headers={"Content-Type": "application/json", "X-Tracestore-Project": project},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=300) as response:
-            answer = response.read()
-    except urllib.error.HTTPError as error:
-        answer = error.read()
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        problem = getattr(reason, "strerror", None) or str(reason)
-        raise ServerRefused(url=url, problem=problem, hint="is `tracestore serve` running there?") from error
-    try:
-        return [(item["status"], _problem_text(item.get("problem"))) for item in json.loads(answer)["items"]]
-    except (ValueError, KeyError, TypeError):
-        raise ServerRefused(url=url, answer=_refusal(answer)) from None
-
-
-def _refusal(answer: bytes) -> str:
-    """What a server says about a whole body: problem+json, or whatever else answers at that address."""
-    text = answer[:_SHOWN_CHARACTERS].decode("utf-8", "replace")
-    try:
-        problem = json.loads(answer)
-    except ValueError:
-        return text
-    return (_problem_text(problem) if isinstance(problem, dict) else None) or text
-
-
-def _problem_text(problem: Any) -> str | None:
-    """problem+json as one line."""
-    if not isinstance(problem, dict):
-        return None if problem is None else str(problem)
-    return "; ".join(str(problem[name]) for name in ("title", "detail", "hint") if problem.get(name))
 
 
 def watch(source: Source, advance: Callable[[float], None]) -> Source:

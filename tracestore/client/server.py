@@ -24,6 +24,7 @@ MAX_BATCH_EVENTS = 500
 MAX_BATCH_BYTES = 4 * 2**20
 MAX_PAUSE_S = 5.0
 _COMPRESS_FROM_BYTES = 1024
+_TAKEN = ("stored", "duplicate")
 _HEAD = re.compile(rb'\{"v":\d+,"kind":("[a-z_]+"),"id":("(?:[^"\\]|\\.)*")')
 """How the events that this client writes begin."""
 
@@ -93,12 +94,26 @@ class Server:
             )
         return self._limits
 
+    def reach(self) -> None:
+        """Ask what it takes, once and without trying again.
+
+        Raises:
+            ServerAway: nobody answers there.
+            RequestRefused: it does not answer us.
+        """
+        try:
+            self.limits()
+        except _Retry as error:
+            raise ServerAway(
+                problem=f"{self.url}: {error.problem}", hint="is `tracestore serve` running there?"
+            ) from None
+
     def forget_limits(self) -> None:
         """Ask again: a server that was away, or refused what it had allowed, may have others by now."""
         self._limits = None
 
     def post(self, batch: Sequence[Posted]) -> list[tuple[Posted, Mapping[str, Any]]]:
-        """Send a batch whose texts all hold line breaks, or none does; what comes back was not taken.
+        """Send a batch whose texts all hold line breaks, or none does, and say what came of each event.
 
         Raises:
             _TooLarge: send it in parts.
@@ -116,8 +131,7 @@ class Server:
         items: Any = answer.get("items")
         if not _are_answers(items, len(batch)):
             raise _Retry(f"the server answered for {len(items or ())} of {len(batch)} events")
-        answers = zip(batch, items, strict=True)
-        return [(one, item) for one, item in answers if item.get("status") not in ("stored", "duplicate")]
+        return list(zip(batch, items, strict=True))
 
     def put_blob(self, payload: bytes) -> str:
         """Store a payload by its sha256, and return that in hex. Raises _TooLarge and RequestRefused."""
@@ -285,15 +299,24 @@ class Patience:
         return elapsed + pause <= self.seconds() and not self.stopped.wait(pause)
 
 
-def deliver(server: Server, batch: Sequence[Posted], *, patience: Patience) -> list[Rejected]:
+def deliver(
+    server: Server,
+    batch: Sequence[Posted],
+    *,
+    patience: Patience,
+    on_taken: Callable[[Posted, str], object] | None = None,
+) -> list[Rejected]:
     """Send a batch until the server has it, in parts where it is too large for one request.
+
+    Args:
+        on_taken: told of each event that the server has, and whether it is `stored` or a `duplicate`.
 
     Raises:
         ServerAway: it did not answer for as long as `patience` has, or the client stopped.
         RequestRefused: trying again does not help.
     """
     began = time.monotonic()
-    delivery = _Delivery(server)
+    delivery = _Delivery(server, on_taken)
     for attempt in itertools.count():
         try:
             return delivery.send(batch)
@@ -310,6 +333,7 @@ class _Delivery:
     """One batch on its way, over all its tries."""
 
     server: Server
+    on_taken: Callable[[Posted, str], object] | None
     references: dict[int, Posted] = field(default_factory=dict)
     """What goes in place of an event whose text is at the server as a blob, by the event's index."""
 
@@ -330,7 +354,7 @@ class _Delivery:
 
     def _post(self, part: Sequence[Posted]) -> list[Rejected]:
         try:
-            refused = self.server.post(part)
+            answers = self.server.post(part)
         except _TooLarge as error:
             self.server.forget_limits()
             if len(part) == 1:
@@ -338,7 +362,12 @@ class _Delivery:
             half = len(part) // 2
             return self._post(part[:half]) + self._post(part[half:])
         rejected: list[Rejected] = []
-        for posted, item in refused:
+        for posted, item in answers:
+            status = item.get("status")
+            if status in _TAKEN:
+                if self.on_taken is not None:
+                    self.on_taken(posted, status)
+                continue
             one = _rejected(posted, item)
             rejected += self._offload(posted, why=one.problem) if _is_too_large(item) else [one]
         return rejected
