@@ -51,6 +51,27 @@ def test_an_episode_is_shown_as_its_tree(db: str, capsys: pytest.CaptureFixture[
     ]
 
 
+def test_an_episode_is_drawn_as_mermaid_and_as_svg(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "e", "--picture", "mermaid", "--db", db).splitlines() == [
+        "flowchart TD",
+        '    n0(["episode e · ok"])',
+        '    n1[["main"]]',
+        '    n2["call 0 · 2 tokens"]',
+        '    n3["call 1"]',
+        "    n1 --- n2",
+        "    n2 --> n3",
+    ]
+    assert shown(capsys, "e", "--picture", "svg", "--db", db).startswith("<svg ")
+
+
+@pytest.mark.parametrize("argv", [[], ["c0"], ["e", "--json"], ["c0", "--context"]])
+def test_a_picture_of_anything_but_an_episode_is_refused(
+    argv: list[str], db: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", *argv, "--picture", "svg", "--db", db]) == 2
+    assert "--picture needs the id of an episode" in capsys.readouterr().err
+
+
 def test_an_episode_for_programs_is_the_object_that_the_api_gives(
     db: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

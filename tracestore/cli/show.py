@@ -1,4 +1,4 @@
-"""`tracestore show`: an episode as a tree, a call as facts, a call's context as it saw it."""
+"""`tracestore show`: an episode as a tree or a picture, a call as facts, a call's context as it saw it."""
 
 from __future__ import annotations
 
@@ -54,11 +54,20 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="of a call: the messages it saw, byte for byte, with their authors",
     )
+    parser.add_argument(
+        "--picture",
+        choices=("mermaid", "svg"),
+        help="of an episode: a picture of its agents, calls and context edits, on stdout",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     if args.context and args.id is None:
         raise UsageError(hint="--context needs the id of a call")
+    if args.picture is not None and (args.id is None or args.context or args.json):
+        raise UsageError(
+            hint="--picture needs the id of an episode, and goes with neither --context nor --json"
+        )
     with opened_store(args, create=False) as store:
         require_project(store, args)
         if args.id is None:
@@ -104,6 +113,8 @@ def _print_one(store: Store, args: argparse.Namespace) -> None:
     if is_episode and not args.context:
         _print_episode(store.load_graph(args.project, args.id), args)
     elif call_episode is not None:
+        if args.picture is not None:
+            raise UsageError(hint="--picture needs the id of an episode, this is a call")
         graph = store.load_graph(args.project, call_episode)
         (_print_context if args.context else _print_call)(graph, args)
     elif is_episode:
@@ -145,6 +156,12 @@ def _print_episode(graph: Graph, args: argparse.Namespace) -> None:
     from tracestore.graph.report import episode_tree
     from tracestore.wire.strict import dumps
 
+    if args.picture is not None:
+        from tracestore.analysis.episode import Episode
+
+        episode = Episode(args.id, graph)
+        print_line((episode.svg() if args.picture == "svg" else episode.mermaid()).rstrip("\n"))
+        return
     if args.json:
         # A line break of a posted span is white space between its tokens: strings escape theirs.
         print_line(dumps(episode_tree(graph, args.id)).decode("utf-8").translate(_ONE_LINE))

@@ -26,7 +26,7 @@ from tracestore.store.schema import view_statements
 from tracestore.store.sql_guard import SqlRefused
 from tracestore.store.tables import KEY_BITS, metadata
 
-__all__ = ["SqlFailed", "SqlRefused", "SqlResult", "SqlTooSlow", "run_sql"]
+__all__ = ["ArrowResult", "SqlFailed", "SqlRefused", "SqlResult", "SqlTooSlow", "run_sql", "run_sql_arrow"]
 
 
 class SqlFailed(TracestoreError):
@@ -49,6 +49,14 @@ class SqlResult:
     """There were more rows than may come back."""
 
 
+@dataclass(frozen=True, slots=True)
+class ArrowResult:
+    """The same as Arrow gives it: typed columns, also where there is no row."""
+
+    table: pa.Table
+    truncated: bool
+
+
 def run_sql(
     url: str,
     project: str,
@@ -58,6 +66,21 @@ def run_sql(
     timeout_s: float = 60,
     memory_mb: int = 1024,
 ) -> SqlResult:
+    """`run_sql_arrow` as Python values."""
+    found = run_sql_arrow(url, project, sql, limit_rows=limit_rows, timeout_s=timeout_s, memory_mb=memory_mb)
+    columns = [[_plain(value) for value in column.to_pylist()] for column in found.table.columns]
+    return SqlResult(tuple(found.table.column_names), list(zip(*columns, strict=True)), found.truncated)
+
+
+def run_sql_arrow(
+    url: str,
+    project: str,
+    sql: str,
+    *,
+    limit_rows: int = 10_000,
+    timeout_s: float = 60,
+    memory_mb: int = 1024,
+) -> ArrowResult:
     """Run one SELECT over the views (`views.sql`) of one project.
 
     Raises:
@@ -92,7 +115,7 @@ def run_sql(
         raise _error(done)
     with pa.ipc.open_stream(io.BytesIO(done.stdout)) as reader:
         table = reader.read_all()
-    return _result(table, limit_rows)
+    return ArrowResult(table.slice(0, limit_rows), table.num_rows > limit_rows)
 
 
 @cache
@@ -120,12 +143,6 @@ def _error(done: subprocess.CompletedProcess[bytes]) -> TracestoreError:
         )
     kind = SqlRefused if problem["refused"] else SqlFailed
     return kind(hint=problem["hint"], **problem["values"])
-
-
-def _result(table: pa.Table, limit_rows: int) -> SqlResult:
-    columns = [[_plain(value) for value in column.to_pylist()] for column in table.columns]
-    rows = list(zip(*columns, strict=True))
-    return SqlResult(tuple(table.column_names), rows[:limit_rows], len(rows) > limit_rows)
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""A store in Python, for analysts: frames, SQL, and episodes as graphs and pictures (`tracestore.open`)."""
