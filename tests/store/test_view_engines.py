@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -59,6 +60,7 @@ def hand_worked() -> list[AnyEvent]:
             [first, assistant("a"), second],
             answer("b", ids=[10], versions=(VersionRun(start=0, name="policy", version=2),)),
             answer("B", ids=[11, 12]),
+            answer("b", ids=[13]),
             prompt_ids=[1, 2, 3, 4, 5, 6, 7],
             ordinal=1,
         ),
@@ -89,13 +91,13 @@ def fill(store: Store) -> None:
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ask]]:
     """Name of an engine -> what answers a query on it, all over the same events."""
     file = tmp_path_factory.mktemp("views") / "store.db"
-    with postgresql() as server, Store.open(empty_store(file)) as small, open_store(server) as large:
-        fill(small)
+    url = empty_store(file)
+    with Store.open(url) as store:
+        fill(store)
+    # DuckDB must not open a file that this process opens through sqlite3.
+    copied = shutil.copyfile(file, file.with_name("copy.db"))
+    with postgresql() as server, Store.open(url) as small, open_store(server) as large:
         fill(large)
-        # DuckDB must not open a file that this process holds open through sqlite3.
-        with small.read() as connection:
-            copied = file.with_name("copy.db")
-            connection.execute(text(f"VACUUM INTO '{copied}'"))
         yield {
             "sqlite": natively(small),
             "postgresql": natively(large),
@@ -114,7 +116,7 @@ def natively(store: Store) -> Ask:
 
 
 def on_duckdb(kind: str, where: str) -> Ask:
-    """The views over copies of the narrow columns: DuckDB scans an attached database and never recurses on it."""
+    """The views over copies of narrow columns, since DuckDB must not recurse over an attached database."""
     connection = duckdb.connect()
     with as_file(files(f"duckdb_extension_{kind}_scanner") / "extensions") as folder:
         (library,) = folder.glob("*/*.duckdb_extension")

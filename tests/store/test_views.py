@@ -488,9 +488,7 @@ def test_every_token_has_its_policy_version_and_consumption_its_staleness(store:
             make.consumption("u1", "c1", step=7),
         ],
     )
-    sql = (
-        "SELECT call_id, policy_version, token_start, num_tokens FROM policy_versions ORDER BY call_id, position"
-    )
+    sql = "SELECT call_id, policy_version, token_start, num_tokens FROM policy_versions ORDER BY 1, position"
     assert [tuple(row.values()) for row in rows(store, sql)] == [
         ("c0", 4, 0, 3),
         ("c0", 5, 3, 2),

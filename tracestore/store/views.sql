@@ -744,7 +744,8 @@ SELECT p.name AS project,
                FROM completion m
                JOIN version_run r ON r.project_id = m.project_id AND r.completion_key = m.key
               GROUP BY m.project_id, m.call_key, m.completion) v
-    ON v.project_id = u.project_id AND v.call_key = u.call_key AND v.completion = coalesce(u.completion, 0);
+    ON v.project_id = u.project_id AND v.call_key = u.call_key
+   AND v.completion = coalesce(u.completion, 0);
 
 -- Policy versions: for each completion the runs of tokens that one version sampled, in order of `position`; a
 -- completion without runs is one of its call's version. `num_tokens` is NULL where no ids were recorded.

@@ -756,7 +756,8 @@ SELECT p.name AS project,
                FROM completion m
                JOIN version_run r ON r.project_id = m.project_id AND r.completion_key = m.key
               GROUP BY m.project_id, m.call_key, m.completion) v
-    ON v.project_id = u.project_id AND v.call_key = u.call_key AND v.completion = coalesce(u.completion, 0)""",
+    ON v.project_id = u.project_id AND v.call_key = u.call_key
+   AND v.completion = coalesce(u.completion, 0)""",
     "policy_versions": """CREATE VIEW policy_versions AS
 SELECT p.name AS project,
        e.id AS episode_id,
