@@ -30,7 +30,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
         make.tool_call(),
         make.candidate_set("s", make.member("c1", 0), make.member("c1", 1)),
         make.selection("x", "s", 1),
-        make.compaction(before_call_id="c0"),
+        make.compaction(before_call_id="c0", replaced_call_ids=("c0",)),
         make.reward(value=0.1),
         make.gap(),
         make.consumption(),

@@ -26,6 +26,8 @@ from tracestore.store.duck import run_sql
 from tracestore.store.engine import writer
 from tracestore.store.schema import view_statements
 from tracestore.store.tables import KEY_BITS
+from tracestore.wire.base import Raw
+from tracestore.wire.completion import VersionRun
 from tracestore.wire.events import AnyEvent
 
 NAMES = {
@@ -42,6 +44,8 @@ NAMES = {
         "rewards",
     ),
     *("token_counts", "critical_steps", "compaction_loss", "orphans", "gaps", "consumption"),
+    *("compaction_calls", "compaction_messages", "policy_versions", "prefix_duplication"),
+    *("finish_rates", "unfolded_tokens"),
 }
 
 
@@ -113,7 +117,13 @@ def test_the_views_agree_with_the_graph(shared: Store, data: st.DataObject) -> N
     for call_id in graph.calls.keys() - graph.pending:
         mine = [row for row in got if row["call_id"] == call_id]
         assert [row["position"] for row in mine] == list(range(len(mine)))
-        assert [row["size"] for row in mine] == [len(m.raw) for m in context(graph, call_id)]
+        seen = context(graph, call_id)
+        assert [row["size"] for row in mine] == [len(m.raw) for m in seen]
+        for row, message in zip(mine, seen, strict=True):
+            if row["num_authors"] == 1 and message.author is not None:
+                assert (row["author_call_id"], row["author_completion"]) == message.author
+            if row["num_authors"] != 1:
+                assert row["author_call_id"] is None
 
     got = rows(shared, "SELECT * FROM branches WHERE project = :p", project)
     ends = [(row["end_call_id"], row["end_completion"], row["num_messages"]) for row in got]
@@ -327,3 +337,162 @@ def test_consumption_and_gaps_are_listed(store: Store) -> None:
     assert (used["call_id"], used["completion"], used["tokens"], used["run"]) == ("c0", 0, 5, "run1")
     (gap,) = rows(store, "SELECT * FROM gaps")
     assert gap["cause"] == "unrecorded_stream"
+
+
+def test_every_message_of_a_context_names_its_author(store: Store) -> None:
+    """c1 sees what c0 wrote, spelled another way; "same" was said by both answers of c1."""
+    ingest(
+        store,
+        [
+            make.agent(),
+            call("c0", [user("u")], "a"),
+            call("c1", [user("u"), Raw(b'{"content": "a", "role": "assistant"}'), user("v")], "same", "same"),
+            call("c2", [user("w")], "b", parent="c1", completion=1, delta=True),
+        ],
+    )
+    sql = (
+        "SELECT position, author_agent_id, author_call_id, author_completion, num_authors FROM contexts "
+        "WHERE call_id = 'c2' ORDER BY position"
+    )
+    assert [tuple(row.values()) for row in rows(store, sql)] == [
+        (0, None, None, None, 0),
+        (1, "main", "c0", 0, 1),
+        (2, None, None, None, 0),
+        (3, None, None, None, 2),
+        (4, None, None, None, 0),
+    ]
+
+
+def test_the_depth_of_an_agent_is_counted_along_the_tree(store: Store) -> None:
+    ingest(
+        store,
+        [
+            make.agent("main"),
+            subagent("mid", spawned_by="main0"),
+            subagent("deep", spawned_by="mid0", parent="mid"),
+            subagent("lost", spawned_by="x", parent="gone"),
+        ],
+    )
+    got = rows(store, "SELECT agent_id, tree_depth, is_complete FROM agents")
+    assert {row["agent_id"]: row["tree_depth"] for row in got} == {"main": 0, "mid": 1, "deep": 2, "lost": 0}
+
+
+def test_spawns_that_overlap_share_a_stage_and_the_speed_up_is_over_one_after_the_other(store: Store) -> None:
+    """x and y overlap: 2 own + max(3, 10) = 12 and 2 + 3 + 10 = 15 in sequence, 15 / 12 = 1.25."""
+    lengths = {"main": 2, "x": 3, "y": 10}
+    events: list[AnyEvent] = [
+        make.agent("main"),
+        subagent("x", spawned_by="main0", stage=0),
+        subagent("y", spawned_by="main1", stage=0),
+    ]
+    events += [event for name, count in lengths.items() for event in _calls(name, count)]
+    ingest(store, events)
+    sql = "SELECT own_calls, critical_steps, sequential_steps, speed_up FROM critical_steps"
+    (row,) = rows(store, f"{sql} WHERE agent_id = 'main'")
+    assert tuple(row.values()) == (2, 2 + 10, 2 + 3 + 10, 15 / 12)
+    assert critical_steps(stages(build(events), "main")) == 12
+
+
+def test_the_finish_rate_is_finished_over_assigned(store: Store) -> None:
+    """PARL's worked numbers: 2 of 3 finished."""
+    ingest(
+        store,
+        [
+            make.agent("main"),
+            subagent("x", spawned_by="c0", status="ok"),
+            subagent("y", spawned_by="c0", status="ok"),
+            subagent("z", spawned_by="c0", phase="start"),
+        ],
+    )
+    got = rows(store, "SELECT agent_id, assigned, finished, unfinished_open, finish_rate FROM finish_rates")
+    assert [tuple(row.values()) for row in got] == [("main", 3, 2, 1, 2 / 3)]
+
+
+def test_unfolded_tokens_are_those_of_the_main_thread_that_spawn_nothing(store: Store) -> None:
+    """c0 spawns; c1 reads 20 and samples 3, c2 reads 30 and samples 2: beyond a context of 25 there are 2."""
+    ingest(
+        store,
+        [
+            make.agent("main"),
+            call("c0", [user("u")], answer("a", ids=[1]), prompt_ids=range(10), ordinal=0),
+            call("c1", [user("v")], answer("b", ids=[1, 2, 3]), prompt_ids=range(20), ordinal=1),
+            call("c2", [user("w")], answer("c", ids=[1, 2]), prompt_ids=range(30), ordinal=2),
+            subagent("sub", spawned_by="c0"),
+            call("s0", [user("x")], answer("d", ids=[1]), prompt_ids=range(40), agent="sub"),
+        ],
+    )
+    got = rows(store, "SELECT call_id, context_tokens, sampled_tokens FROM unfolded_tokens ORDER BY ordinal")
+    assert [tuple(row.values()) for row in got] == [("c1", 20, 3), ("c2", 30, 2)]
+    (beyond,) = rows(store, "SELECT sum(sampled_tokens) AS n FROM unfolded_tokens WHERE context_tokens > 25")
+    assert beyond["n"] == 2
+
+
+def test_prefix_duplication_is_what_was_processed_over_what_there_is(store: Store) -> None:
+    """Prompts of 3 and 9, answers of 2 and 1: 15 processed; 3 + 2 + 4 + 1 = 10 of them once."""
+    second = [user("u"), assistant("a"), user("v")]
+    ingest(
+        store,
+        [
+            call("c0", [user("u")], answer("a", ids=[4, 5]), prompt_ids=[1, 2, 3]),
+            call("c1", second, answer("b", ids=[10]), prompt_ids=range(1, 10)),
+        ],
+    )
+    (row,) = rows(store, "SELECT * FROM prefix_duplication")
+    assert (row["tokens_processed"], row["tokens_once"]) == (3 + 2 + 9 + 1, 3 + 2 + 4 + 1)
+    assert (row["token_duplication"], row["messages_read"], row["messages_once"]) == (15 / 10, 1 + 3, 3)
+    assert (row["num_calls"], row["calls_without_ids"]) == (2, 0)
+
+
+def test_what_vanished_and_what_a_summary_replaced_are_listed(store: Store) -> None:
+    """Before: s u a u b (the answer). After: s u SUMMARY. One of the two u stays."""
+    start = [make.system("s"), user("u")]
+    ingest(
+        store,
+        [
+            make.agent(),
+            call("c0", start, answer("a", ids=[3, 4]), prompt_ids=[1, 2]),
+            call("c1", [*start, assistant("a"), user("u")], answer("b", ids=[6]), prompt_ids=[1, 2, 3, 4, 5]),
+            call("c2", [*start, user("SUMMARY")], "c"),
+            make.compaction(
+                before_call_id="c1", after_call_id="c2", replaced_call_ids=("c0",), kept_call_ids=("c1",)
+            ),
+            make.compaction("open", before_call_id="c0"),
+        ],
+    )
+    sql = "SELECT position, preview, vanished FROM compaction_messages"
+    got = rows(store, f"{sql} WHERE context_edit_id = 'edit1' ORDER BY position")
+    assert [tuple(row.values()) for row in got] == [
+        (0, "s", False),
+        (1, "u", False),
+        (2, "a", True),
+        (3, "u", True),
+        (4, "b", True),
+    ]
+    got = rows(store, f"{sql} WHERE context_edit_id = 'open' ORDER BY position")
+    assert [row["vanished"] for row in got] == [None, None, None]
+    got = rows(
+        store, "SELECT part, call_id, new_prompt_tokens, sampled_tokens FROM compaction_calls ORDER BY part"
+    )
+    assert [tuple(row.values()) for row in got] == [("kept", "c1", 1, 1), ("replaced", "c0", 2, 2)]
+
+
+def test_every_token_has_its_policy_version_and_consumption_its_staleness(store: Store) -> None:
+    """Three tokens of version 4 and two of version 5, trained in step 7: 7 - 4 = 3 behind."""
+    runs = (VersionRun(start=0, name="policy", version=4), VersionRun(start=3, name="policy", version=5))
+    ingest(
+        store,
+        [
+            call("c0", [user("u")], answer("a", ids=[1, 2, 3, 4, 5], versions=runs)),
+            call("c1", [user("v")], answer("b", ids=[1])),
+            make.consumption("u0", "c0", step=7),
+            make.consumption("u1", "c1", step=7),
+        ],
+    )
+    sql = "SELECT call_id, policy_version, token_start, num_tokens FROM policy_versions ORDER BY 1, position"
+    assert [tuple(row.values()) for row in rows(store, sql)] == [
+        ("c0", 4, 0, 3),
+        ("c0", 5, 3, 2),
+        ("c1", 1, 0, 1),
+    ]
+    got = rows(store, "SELECT call_id, policy_version, staleness FROM consumption ORDER BY call_id")
+    assert [tuple(row.values()) for row in got] == [("c0", 4, 7 - 4), ("c1", 1, 7 - 1)]

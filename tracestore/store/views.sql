@@ -2,9 +2,18 @@
 --
 -- Every row says which `project` and which `episode_id` it is of, and names things by their client's ids.
 -- `content_id` and `message_id` are the store's own numbers, unique in the database (`tables.py` says how they are
--- made of keys): `message_text(content_id)` is the full text of a message (a function, so that no view reads
--- bodies). Unknown is NULL. Times are nanoseconds UTC.
--- No view parses JSON: what stands in columns here was extracted when it came.
+-- made of keys): `message_text(content_id)` is the full text of a message. It is a function of our SQLite
+-- connections and of `tracestore sql` (a PostgreSQL server cannot unpack zstd: ask it through `tracestore sql`), so
+-- no view reads bodies. No view parses JSON: what stands in columns here was extracted when it came. No view
+-- reads another view.
+--
+-- So that the three engines give the same rows:
+-- - Unknown is NULL. Engines sort it differently: say `NULLS FIRST` or `NULLS LAST`.
+-- - Whole numbers are 64 bit (a sum is cast back: PostgreSQL makes it `numeric`, DuckDB HUGEINT), all others
+--   double precision; a ratio is of doubles. Times are nanoseconds UTC, whole numbers.
+-- - Claims (`is_...`, `selected`, ...) are booleans, on SQLite 1 and 0; `WHERE is_complete` reads the same on all.
+-- - Text is compared and sorted by code point, case and all; on a PostgreSQL database with another collation say
+--   `ORDER BY ... COLLATE "C"`. Rows have no order but the one that a query states.
 
 -- Episodes: one attempt at one task each. An episode of which only parts have come has no `status` and
 -- `is_recorded` false. `sampled_tokens` counts completions with token ids, each once; `reward` is the weighted sum
@@ -27,7 +36,7 @@ SELECT p.name AS project,
          WHERE a.project_id = e.project_id AND a.episode_key = e.key AND a.pos IS NOT NULL) AS num_agents,
        (SELECT count(*) FROM call c
          WHERE c.project_id = e.project_id AND c.episode_key = e.key AND c.pos IS NOT NULL) AS num_calls,
-       (SELECT sum(m.num_tokens) FROM call c
+       (SELECT CAST(sum(m.num_tokens) AS BIGINT) FROM call c
           JOIN completion m ON m.project_id = c.project_id AND m.call_key = c.key
          WHERE c.project_id = e.project_id AND c.episode_key = e.key) AS sampled_tokens,
        (SELECT sum(r.value * coalesce(r.weight, 1)) FROM reward r
@@ -43,6 +52,7 @@ SELECT p.name AS project,
  WHERE e.first_pos IS NOT NULL;
 
 -- Agents: who spawned them, and what came of them. `is_complete` is false while its end has not come.
+-- `depth` is as stated, `tree_depth` counts the agents above it that have come.
 CREATE VIEW agents AS
 SELECT p.name AS project,
        e.id AS episode_id,
@@ -54,6 +64,17 @@ SELECT p.name AS project,
        a.role,
        a.name,
        a.depth,
+       (WITH RECURSIVE above (agent_key) AS (
+          SELECT a.parent_agent_key
+          UNION
+          SELECT q.parent_agent_key
+            FROM above
+            JOIN agent q ON q.project_id = a.project_id AND q.key = above.agent_key AND q.pos IS NOT NULL
+        )
+        SELECT count(*)
+          FROM above
+          JOIN agent q ON q.project_id = a.project_id AND q.key = above.agent_key AND q.pos IS NOT NULL)
+         AS tree_depth,
        a.stage,
        a.model,
        a.checkpoint,
@@ -118,7 +139,7 @@ SELECT p.name AS project,
        c.reasoning_tokens,
        c.cost_usd,
        r.num_tokens AS prompt_ids,
-       (SELECT sum(m.num_tokens) FROM completion m
+       (SELECT CAST(sum(m.num_tokens) AS BIGINT) FROM completion m
          WHERE m.project_id = c.project_id AND m.call_key = c.key) AS sampled_tokens,
        c.num_attempts,
        c.status,
@@ -189,36 +210,65 @@ SELECT p.name AS project,
   JOIN episode e ON e.project_id = n.project_id AND e.key = n.episode_key
   JOIN content t ON t.project_id = n.project_id AND t.key = n.content_key;
 
--- Contexts: for each call the messages it saw, in order from position 0. A delta call whose parent has not
--- come has no rows.
+-- Contexts: for each call the messages it saw, in order from position 0, each with its author: the completion
+-- that stands at the message's place. `author_*` is NULL for what no recorded call sampled, and where several
+-- completions stand at one place (`num_authors` counts them; the call's links tell them apart). A delta call
+-- whose parent has not come has no rows. The path is walked for each call apart, so that asking for one call
+-- costs one call; a join as the step of the walk makes PostgreSQL read the whole table at every step.
 CREATE VIEW contexts AS
-WITH RECURSIVE path (project_id, call_key, node_key, position) AS (
-  SELECT c.project_id, c.key, c.prompt_node_key, c.context_messages - 1
-    FROM call c
-   WHERE c.prompt_node_key IS NOT NULL
-  UNION ALL
-  SELECT path.project_id, path.call_key, n.parent_key, path.position - 1
-    FROM path
-    JOIN node n ON n.project_id = path.project_id AND n.key = path.node_key
-   WHERE n.parent_key IS NOT NULL
-)
 SELECT p.name AS project,
        e.id AS episode_id,
        c.id AS call_id,
-       path.position,
-       (path.project_id << 40) | path.node_key AS message_id,
+       n.depth AS position,
+       (n.project_id << 40) | n.key AS message_id,
        (n.project_id << 40) | n.content_key AS content_id,
        t.role,
        t.tool_name,
        t.size,
        t.preview,
-       t.text_lossy
-  FROM path
-  JOIN call c ON c.project_id = path.project_id AND c.key = path.call_key
+       t.text_lossy,
+       aa.id AS author_agent_id,
+       ac.id AS author_call_id,
+       am.completion AS author_completion,
+       (SELECT count(*)
+          FROM (SELECT m.key
+                  FROM completion m
+                 WHERE m.project_id = n.project_id AND m.node_key = coalesce(n.twin_of_key, n.key)
+                UNION ALL
+                SELECT m.key
+                  FROM node s
+                  JOIN completion m ON m.project_id = s.project_id AND m.node_key = s.key
+                 WHERE s.project_id = n.project_id AND s.twin_of_key = coalesce(n.twin_of_key, n.key)) x)
+         AS num_authors
+  FROM call c
+  JOIN node n
+    ON n.project_id = c.project_id
+   AND n.key IN (
+     WITH RECURSIVE path (node_key) AS (
+       SELECT c.prompt_node_key
+       UNION ALL
+       SELECT (SELECT u.parent_key FROM node u WHERE u.project_id = c.project_id AND u.key = path.node_key)
+         FROM path
+        WHERE path.node_key IS NOT NULL
+     )
+     SELECT path.node_key FROM path)
+  JOIN content t ON t.project_id = n.project_id AND t.key = n.content_key
   JOIN project p ON p.project_id = c.project_id
   JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
-  JOIN node n ON n.project_id = path.project_id AND n.key = path.node_key
-  JOIN content t ON t.project_id = n.project_id AND t.key = n.content_key;
+  LEFT JOIN completion am
+    ON am.project_id = n.project_id
+   AND am.key = (
+     SELECT CASE WHEN count(*) = 1 THEN max(x.key) END
+       FROM (SELECT m.key
+               FROM completion m
+              WHERE m.project_id = n.project_id AND m.node_key = coalesce(n.twin_of_key, n.key)
+             UNION ALL
+             SELECT m.key
+               FROM node s
+               JOIN completion m ON m.project_id = s.project_id AND m.node_key = s.key
+              WHERE s.project_id = n.project_id AND s.twin_of_key = coalesce(n.twin_of_key, n.key)) x)
+  LEFT JOIN call ac ON ac.project_id = am.project_id AND ac.key = am.call_key
+  LEFT JOIN agent aa ON aa.project_id = ac.project_id AND aa.key = ac.agent_key;
 
 -- Edges: how calls, agents, episodes and context edits relate. kind: continuation (call to call), spawn (call
 -- or agent to agent), fork (call or episode to episode), edit_before, summary, replaced, copy (call to edit),
@@ -392,7 +442,7 @@ SELECT p.name AS project,
        c.purpose,
        r.num_tokens AS prompt_tokens,
        r.num_tokens - r.base_length AS new_prompt_tokens,
-       (SELECT sum(m.num_tokens) FROM completion m
+       (SELECT CAST(sum(m.num_tokens) AS BIGINT) FROM completion m
          WHERE m.project_id = c.project_id AND m.call_key = c.key) AS sampled_tokens,
        (SELECT count(*) FROM completion m
          WHERE m.project_id = c.project_id AND m.call_key = c.key) AS num_completions,
@@ -409,9 +459,12 @@ SELECT p.name AS project,
 -- Critical steps: for each agent the length of its run in model calls when its subagents run side by side: its
 -- own calls, plus for each stage those of the longest subagent started in it (Kimi K2.5, PARL). A stage is what
 -- the harness says it is, else the call that spawned; a subagent is taken to be waited for before the next
--- stage. NULL while a subagent below it has not returned, and for an agent with more than four levels below it.
+-- stage, so the harness says by one `stage` of two spawns that they overlap; the cost of a nested subagent
+-- is its own critical steps. NULL while a subagent below it has not returned, and for an agent with more than
+-- four levels below it. `sequential_steps` are the calls of the agent and of all below it, one after the
+-- other, and `speed_up` how many times as many those are.
 CREATE VIEW critical_steps AS
-WITH own (project_id, agent_key, parent_key, stage, is_open, steps) AS (
+WITH RECURSIVE own (project_id, agent_key, parent_key, stage, is_open, steps) AS (
   SELECT a.project_id, a.key, a.parent_agent_key,
          coalesce(a.stage, -a.spawned_by_call_key, 0),
          a.pos IS NOT NULL AND a.end_pos IS NULL,
@@ -458,6 +511,17 @@ WITH own (project_id, agent_key, parent_key, stage, is_open, steps) AS (
     FROM own o
     LEFT JOIN stages4 s ON s.project_id = o.project_id AND s.parent_key = o.agent_key
    GROUP BY o.project_id, o.agent_key, o.steps
+), below (project_id, agent_key, below_key) AS (
+  SELECT o.project_id, o.agent_key, o.agent_key FROM own o
+  UNION
+  SELECT b.project_id, b.agent_key, o.agent_key
+    FROM below b
+    JOIN own o ON o.project_id = b.project_id AND o.parent_key = b.below_key
+), total (project_id, agent_key, steps) AS (
+  SELECT b.project_id, b.agent_key, CAST(sum(o.steps) AS BIGINT)
+    FROM below b
+    JOIN own o ON o.project_id = b.project_id AND o.agent_key = b.below_key
+   GROUP BY b.project_id, b.agent_key
 ), too_deep (project_id, agent_key) AS (
   SELECT DISTINCT d1.project_id, d1.parent_key
     FROM own d1
@@ -471,8 +535,12 @@ SELECT p.name AS project,
        a.id AS agent_id,
        pa.id AS parent_agent_id,
        o.steps AS own_calls,
-       CASE WHEN l.num_open = 0 AND x.agent_key IS NULL THEN l.steps END AS critical_steps
+       CASE WHEN l.num_open = 0 AND x.agent_key IS NULL THEN CAST(l.steps AS BIGINT) END AS critical_steps,
+       b.steps AS sequential_steps,
+       CASE WHEN l.num_open = 0 AND x.agent_key IS NULL AND l.steps > 0
+            THEN CAST(b.steps AS DOUBLE PRECISION) / l.steps END AS speed_up
   FROM own o
+  JOIN total b ON b.project_id = o.project_id AND b.agent_key = o.agent_key
   JOIN level4 l ON l.project_id = o.project_id AND l.agent_key = o.agent_key
   JOIN agent a ON a.project_id = o.project_id AND a.key = o.agent_key
   JOIN project p ON p.project_id = a.project_id
@@ -514,6 +582,80 @@ SELECT p.name AS project,
   LEFT JOIN call bc ON bc.project_id = x.project_id AND bc.key = x.before_call_key
   LEFT JOIN call ac ON ac.project_id = x.project_id AND ac.key = x.after_call_key
   LEFT JOIN call wc ON wc.project_id = x.project_id AND wc.key = x.author_call_key;
+
+-- Compaction calls: the calls that each context edit names as replaced by it, or as kept (sent again after it),
+-- in the order posted, with the tokens they brought, each once (as in `token_counts`).
+CREATE VIEW compaction_calls AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       x.id AS context_edit_id,
+       x.edit,
+       x.status,
+       m.part,
+       m.position,
+       c.id AS call_id,
+       c.purpose,
+       r.num_tokens - r.base_length AS new_prompt_tokens,
+       (SELECT CAST(sum(o.num_tokens) AS BIGINT) FROM completion o
+         WHERE o.project_id = c.project_id AND o.call_key = c.key) AS sampled_tokens
+  FROM context_edit_member m
+  JOIN context_edit x ON x.project_id = m.project_id AND x.key = m.context_edit_key
+  JOIN project p ON p.project_id = x.project_id
+  JOIN episode e ON e.project_id = x.project_id AND e.key = x.episode_key
+  JOIN call c ON c.project_id = m.project_id AND c.key = m.call_key
+  LEFT JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key;
+
+-- Compaction messages: what each context edit did to every message of the old context (of the call before it, and
+-- its answer where it has one). `vanished`: the new context (of the call after it) has not the same bytes, each
+-- counted as often as it stands there; NULL where either call is not known.
+CREATE VIEW compaction_messages AS
+WITH RECURSIVE path (project_id, context_edit_key, side, node_key) AS (
+  SELECT x.project_id, x.key, 'before',
+         coalesce(
+           (SELECT CASE WHEN count(*) = 1 THEN max(m.node_key) END FROM completion m
+             WHERE m.project_id = c.project_id AND m.call_key = c.key),
+           c.prompt_node_key)
+    FROM context_edit x
+    JOIN call c ON c.project_id = x.project_id AND c.key = x.before_call_key
+   WHERE c.prompt_node_key IS NOT NULL
+  UNION ALL
+  SELECT x.project_id, x.key, 'after', c.prompt_node_key
+    FROM context_edit x
+    JOIN call c ON c.project_id = x.project_id AND c.key = x.after_call_key
+   WHERE c.prompt_node_key IS NOT NULL
+  UNION ALL
+  SELECT path.project_id, path.context_edit_key, path.side,
+         (SELECT n.parent_key FROM node n WHERE n.project_id = path.project_id AND n.key = path.node_key)
+    FROM path
+   WHERE path.node_key IS NOT NULL
+), placed (project_id, context_edit_key, side, node_key, content_key, depth, nth) AS (
+  SELECT path.project_id, path.context_edit_key, path.side, n.key, n.content_key, n.depth,
+         row_number() OVER (
+           PARTITION BY path.project_id, path.context_edit_key, path.side, n.content_key ORDER BY n.depth)
+    FROM path
+    JOIN node n ON n.project_id = path.project_id AND n.key = path.node_key
+)
+SELECT p.name AS project,
+       e.id AS episode_id,
+       x.id AS context_edit_id,
+       b.depth AS position,
+       (b.project_id << 40) | b.node_key AS message_id,
+       (b.project_id << 40) | b.content_key AS content_id,
+       t.role,
+       t.tool_name,
+       t.size,
+       t.preview,
+       CASE WHEN ac.prompt_node_key IS NOT NULL THEN f.node_key IS NULL END AS vanished
+  FROM placed b
+  JOIN context_edit x ON x.project_id = b.project_id AND x.key = b.context_edit_key
+  JOIN project p ON p.project_id = x.project_id
+  JOIN episode e ON e.project_id = x.project_id AND e.key = x.episode_key
+  JOIN content t ON t.project_id = b.project_id AND t.key = b.content_key
+  LEFT JOIN call ac ON ac.project_id = x.project_id AND ac.key = x.after_call_key
+  LEFT JOIN placed f
+    ON f.project_id = b.project_id AND f.context_edit_key = b.context_edit_key AND f.side = 'after'
+   AND f.content_key = b.content_key AND f.nth = b.nth
+ WHERE b.side = 'before';
 
 -- Orphans: what names something that has not come, computed when read. A parent in another episode has not
 -- come either. `missing` says what it is (parent_call, parent_agent, spawning_call, agent, call, episode).
@@ -576,7 +718,9 @@ SELECT p.name AS project,
   LEFT JOIN agent a ON a.project_id = g.project_id AND a.key = g.agent_key
   LEFT JOIN call c ON c.project_id = g.project_id AND c.key = g.call_key;
 
--- Consumption: which completion was trained in which optimizer step, shard and sample.
+-- Consumption: which completion was trained in which optimizer step, shard and sample. `policy_version` is the
+-- oldest that sampled some of it (`policy_versions` has each); `staleness` is how many versions behind the step it
+-- was trained in, where the trainer counts versions in optimizer steps (prime-rl, max_off_policy_steps).
 CREATE VIEW consumption AS
 SELECT p.name AS project,
        e.id AS episode_id,
@@ -588,9 +732,126 @@ SELECT p.name AS project,
        u.shard,
        u.sample_id,
        u.tokens,
+       coalesce(v.version, c.policy_version) AS policy_version,
+       u.step - coalesce(v.version, c.policy_version) AS staleness,
        u.id AS consumption_id,
        u.at
   FROM consumption_event u
   JOIN project p ON p.project_id = u.project_id
   JOIN episode e ON e.project_id = u.project_id AND e.key = u.episode_key
-  JOIN call c ON c.project_id = u.project_id AND c.key = u.call_key;
+  JOIN call c ON c.project_id = u.project_id AND c.key = u.call_key
+  LEFT JOIN (SELECT m.project_id, m.call_key, m.completion, min(r.version) AS version
+               FROM completion m
+               JOIN version_run r ON r.project_id = m.project_id AND r.completion_key = m.key
+              GROUP BY m.project_id, m.call_key, m.completion) v
+    ON v.project_id = u.project_id AND v.call_key = u.call_key
+   AND v.completion = coalesce(u.completion, 0);
+
+-- Policy versions: for each completion the runs of tokens that one version sampled, in order of `position`; a
+-- completion without runs is one of its call's version. `num_tokens` is NULL where no ids were recorded.
+CREATE VIEW policy_versions AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       a.id AS agent_id,
+       c.id AS call_id,
+       m.completion,
+       coalesce(r.position, 0) AS position,
+       coalesce(r.name, c.policy_name) AS policy_name,
+       coalesce(r.version, c.policy_version) AS policy_version,
+       coalesce(r.start, 0) AS token_start,
+       coalesce(r.next_start, m.num_tokens) - coalesce(r.start, 0) AS num_tokens
+  FROM completion m
+  JOIN call c ON c.project_id = m.project_id AND c.key = m.call_key
+  JOIN project p ON p.project_id = m.project_id
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  LEFT JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key
+  LEFT JOIN (SELECT v.project_id, v.completion_key, v.position, v.start, v.name, v.version,
+                    lead(v.start) OVER (
+                      PARTITION BY v.project_id, v.completion_key ORDER BY v.position) AS next_start
+               FROM version_run v) r
+    ON r.project_id = m.project_id AND r.completion_key = m.key;
+
+-- Prefix duplication: for each episode how often the same was read again. `tokens_processed` are all that its
+-- calls read and sampled, `tokens_once` the same with each token once (`token_counts`); of calls without ids
+-- neither has any. `messages_read` is the length of all contexts together, `messages_once` the places they stand at.
+CREATE VIEW prefix_duplication AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       d.num_calls,
+       d.calls_without_ids,
+       d.tokens_processed,
+       d.tokens_once,
+       CASE WHEN d.tokens_once > 0
+            THEN CAST(d.tokens_processed AS DOUBLE PRECISION) / d.tokens_once END AS token_duplication,
+       d.messages_read,
+       (SELECT count(*) FROM node n
+         WHERE n.project_id = e.project_id AND n.episode_key = e.key AND n.twin_of_key IS NULL
+           AND (EXISTS (SELECT 1 FROM node k WHERE k.project_id = n.project_id AND k.parent_key = n.key)
+             OR EXISTS (SELECT 1 FROM call q
+                         WHERE q.project_id = n.project_id AND q.prompt_node_key = n.key))) AS messages_once
+  FROM (SELECT c.project_id, c.episode_key,
+               count(*) AS num_calls,
+               CAST(sum(CASE WHEN r.num_tokens IS NULL THEN 1 ELSE 0 END) AS BIGINT) AS calls_without_ids,
+               CAST(sum(r.num_tokens + coalesce(m.num_tokens, 0)) AS BIGINT) AS tokens_processed,
+               CAST(sum(r.num_tokens - r.base_length + coalesce(m.num_tokens, 0)) AS BIGINT) AS tokens_once,
+               CAST(sum(c.context_messages) AS BIGINT) AS messages_read
+          FROM call c
+          LEFT JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key
+          LEFT JOIN (SELECT o.project_id, o.call_key, CAST(sum(o.num_tokens) AS BIGINT) AS num_tokens
+                       FROM completion o
+                      GROUP BY o.project_id, o.call_key) m
+            ON m.project_id = c.project_id AND m.call_key = c.key
+         WHERE c.pos IS NOT NULL
+         GROUP BY c.project_id, c.episode_key) d
+  JOIN project p ON p.project_id = d.project_id
+  JOIN episode e ON e.project_id = d.project_id AND e.key = d.episode_key;
+
+-- Finish rates: for each agent that spawned others how many were assigned work and how many finished it: their
+-- end has come, with the status `ok` (Kimi K2.5, PARL: r_finish = finished / assigned). Those whose end has not
+-- come, or says nothing, are assigned and not finished; `unfinished_open` counts the former.
+CREATE VIEW finish_rates AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       a.id AS agent_id,
+       d.assigned,
+       d.finished,
+       d.unfinished_open,
+       CAST(d.finished AS DOUBLE PRECISION) / d.assigned AS finish_rate
+  FROM (SELECT s.project_id, s.parent_agent_key,
+               count(*) AS assigned,
+               CAST(sum(CASE WHEN s.end_pos IS NOT NULL AND s.status = 'ok' THEN 1 ELSE 0 END) AS BIGINT)
+                 AS finished,
+               CAST(sum(CASE WHEN s.end_pos IS NULL THEN 1 ELSE 0 END) AS BIGINT) AS unfinished_open
+          FROM agent s
+         WHERE s.pos IS NOT NULL AND s.parent_agent_key IS NOT NULL
+         GROUP BY s.project_id, s.parent_agent_key) d
+  JOIN agent a ON a.project_id = d.project_id AND a.key = d.parent_agent_key
+  JOIN project p ON p.project_id = a.project_id
+  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key;
+
+-- Unfolded tokens: what agents at the root of an episode sampled in calls that spawned nothing, with how long the
+-- context was. FoldGRPO (arXiv 2510.11967) counts against the policy those beyond half of its context limit, which
+-- no trace holds: sum `sampled_tokens` where `context_tokens` is more. The ids' count, else the provider's.
+CREATE VIEW unfolded_tokens AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       a.id AS agent_id,
+       c.id AS call_id,
+       c.ordinal,
+       c.purpose,
+       coalesce(r.num_tokens, c.prompt_tokens) AS context_tokens,
+       coalesce(
+         (SELECT CAST(sum(m.num_tokens) AS BIGINT) FROM completion m
+           WHERE m.project_id = c.project_id AND m.call_key = c.key),
+         c.completion_tokens) AS sampled_tokens
+  FROM call c
+  JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key
+  JOIN project p ON p.project_id = c.project_id
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  LEFT JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key
+ WHERE c.pos IS NOT NULL
+   AND a.pos IS NOT NULL
+   AND a.parent_agent_key IS NULL
+   AND NOT EXISTS (
+     SELECT 1 FROM agent s
+      WHERE s.project_id = c.project_id AND s.parent_agent_key = a.key AND s.spawned_by_call_key = c.key);
