@@ -63,14 +63,14 @@ def test_one_object_for_machines(db: str, capsys: pytest.CaptureFixture[str]) ->
 
 def test_csv_tells_null_from_the_empty_text(db: str, capsys: pytest.CaptureFixture[str]) -> None:
     query = "SELECT episode_id, task_id, '' AS nothing, 1.5 AS half FROM episodes ORDER BY episode_id"
-    assert main(["sql", query, "--db", db, "--csv"]) == 0
+    assert main(["sql", query, "--db", db, "--format", "csv"]) == 0
     out = capsys.readouterr().out
     assert out == 'episode_id,task_id,nothing,half\ne1,"a ""quoted"", one","",1.5\ne2,,"",1.5\n'
     assert next(csv.DictReader(out.splitlines()))["task_id"] == 'a "quoted", one'
 
 
 def test_rows_beyond_the_limit_are_announced(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sql", EPISODES, "--db", db, "--csv", "--max-rows", "1"]) == 0
+    assert main(["sql", EPISODES, "--db", db, "--format", "csv", "--max-rows", "1"]) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1 + 1
     assert err == "tracestore: only the first 1 rows; more with --max-rows\n"
@@ -93,7 +93,7 @@ def test_a_query_that_cannot_run_is_one_line(
 
 
 def test_two_formats_at_once_are_asked_for_wrongly(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sql", EPISODES, "--db", db, "--json", "--csv"]) == 2
+    assert main(["sql", EPISODES, "--db", db, "--json", "--format", "csv"]) == 2
     assert "not both" in capsys.readouterr().err
 
 
