@@ -70,6 +70,13 @@ class Settings:
     max_bytes_per_s: int | None = _number(
         None, "bytes of bodies a second of one project and process, as sent; then 429 until it is made up for"
     )
+    max_sql_queries: int = _number(2, "SQL queries of one process that run at once", most=64)
+    max_sql_waiting: int = _number(
+        16, "SQL queries that wait for their turn; one more is answered 503", least=0
+    )
+    max_sql_s: int = _number(60, "seconds that a SQL query may run", most=86_400)
+    max_sql_rows: int = _number(100_000, "rows that a SQL query may ask for")
+    max_sql_mb: int = _number(1024, "MB of memory of one SQL query", least=64, most=2**20)
     allow_host: tuple[str, ...] = _names(
         "names in `Host` that are answered besides localhost and the address listened on",
         form=_HOST,

@@ -26,6 +26,7 @@ from tracestore_api.ingest import EventsRoute
 from tracestore_api.openapi import complete
 from tracestore_api.rates import Rates
 from tracestore_api.rewards import RewardRoute
+from tracestore_api.sql import SqlRoute
 from tracestore_api.traces import TracesRoute
 
 if TYPE_CHECKING:
@@ -99,10 +100,12 @@ def create_app(
         "blobs": blobs,
     }
     traces: dict[str, Any] = {name: one for name, one in posts.items() if name != "blobs"}
+    sql = SqlRoute(store, settings=settings, admission=admission)
     app.router.routes += [
         Route("/v1/events", EventsRoute(store, **posts), methods=["POST"], name="post_events"),
         Route("/v1/rewards", RewardRoute(store, **posts), methods=["POST"], name="post_reward"),
         Route("/v1/traces", TracesRoute(store, **traces), methods=["POST"], name="post_traces"),
+        Route("/v1/sql", sql, methods=["POST"], name="post_sql"),
         blob_route(blobs, limits=limits),
         *(() if proxy is None else proxy.routes()),
     ]

@@ -56,6 +56,18 @@ class Busy(TracestoreError):
     status: ClassVar[int] = 503
 
 
+class SqlBusy(TracestoreError):
+    """As many SQL queries run and wait as this server allows"""
+
+    status: ClassVar[int] = 503
+
+
+class InvalidSqlRequest(TracestoreError):
+    """The body does not say what to ask"""
+
+    status: ClassVar[int] = 422
+
+
 class InvalidReward(TracestoreError):
     """The body is no reward."""
 

@@ -15,7 +15,7 @@ from tracestore.wire.events import EVENT
 from tracestore_api import shapes
 from tracestore_api.access import KEY_HEADER, SESSION_COOKIE
 from tracestore_api.parameters import DEFAULT_PROJECT, PROJECT_HEADER
-from tracestore_api.shapes import ITEMS, REF, Schema, page, ref
+from tracestore_api.shapes import ITEMS, REF, TEXT, Schema, page, ref
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -23,6 +23,8 @@ PROBLEM = "application/problem+json"
 PROTOBUF = "application/x-protobuf"
 BYTES = "application/octet-stream"
 PARTIAL = "application/partial-upload"
+CSV = "text/csv"
+ARROW = "application/vnd.apache.arrow.stream"
 
 _BINARY: Schema = {"type": "string", "format": "binary"}
 _WITHOUT_KEY = ("/v1/health",)
@@ -176,6 +178,19 @@ _DOORS: dict[tuple[str, str], dict[str, Any]] = {
         "Post one reward; `v`, `kind` and `id` may be left out",
         body={JSON: {"type": "object", "description": "a Reward without its first fields"}},
         _200=_answer("stored, or was already", shapes.REWARDED),
+    ),
+    ("POST", "/v1/sql"): _door(
+        "post_sql",
+        "Answer one SELECT over the views of the project",
+        body={JSON: shapes.SQL_REQUEST},
+        _200={
+            "description": "the rows; the header X-Tracestore-Truncated says whether there are more",
+            "content": {
+                JSON: {"schema": shapes.SQL_ROWS},
+                CSV: {"schema": TEXT},
+                ARROW: {"schema": _BINARY},
+            },
+        },
     ),
     ("POST", _TRACES): _door(
         "post_traces",

@@ -298,3 +298,20 @@ POSTED_ITEM = record(
 )
 REWARDED = record(id=TEXT, id_made_by=one_of("client", "server"), status=one_of("stored", "duplicate"))
 BLOB_TAKEN = record(hash=TEXT, size=WHOLE, status=one_of("stored", "duplicate"))
+
+SQL_REQUEST: Schema = {
+    "type": "object",
+    "properties": {
+        "query": {**TEXT, "description": "one SELECT over the views"},
+        "max_rows": maybe({**WHOLE, "minimum": 0}),
+        "format": {"description": "else what Accept asks for", **maybe(one_of("json", "csv", "arrow"))},
+    },
+    "required": ["query"],
+    "additionalProperties": False,
+}
+SQL_ROWS = record(
+    "A table. Whole numbers are exact; numbers that JSON has not, decimals and times are text.",
+    columns=array(TEXT),
+    rows=array(array({"description": "values in the order of the columns"})),
+    truncated={**CLAIM, "description": "whether there are more rows than these"},
+)

@@ -30,6 +30,7 @@ SURFACE = {
         *("--max-event-bytes", "--max-depth", "--max-body-bytes", "--max-events"),
         *("--max-offloaded-event-bytes", "--max-blob-bytes"),
         *("--max-requests-in-hand", "--max-bytes-in-hand", "--max-threads"),
+        *("--max-sql-queries", "--max-sql-waiting", "--max-sql-s", "--max-sql-rows", "--max-sql-mb"),
         *("--max-requests-per-s", "--max-bytes-per-s", "--allow-host", "--allow-origin"),
     },
     "keys": {"action"},
@@ -40,7 +41,10 @@ SURFACE = {
     "demo": {"--dir", "--json", "--traces"},
     "import": {"--db", "--format", "--json", "--list-formats", "--project", "--url", "paths"},
     "show": {"--context", "--db", "--json", "--project", "id"},
-    "sql": {"--csv", "--db", "--json", "--max-rows", "--project", "--timeout", "query"},
+    "sql": {
+        *("--db", "--format", "--json", "--max-rows", "--memory", "--output", "--parquet", "--project"),
+        *("--shards", "--timeout", "query"),
+    },
     "export": {
         *("--db", "--json", "--objective", "--out", "--project", "--snapshot", "--spec"),
         *("--format", "--render", "--template", "--tokenizer"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,16 @@ from sqlalchemy import text
 from tests import factories as make
 from tests.factories import answer, assistant, call, posted, subagent, user
 from tracestore.store import Store
-from tracestore.store.duck import SqlFailed, SqlRefused, SqlTooSlow, run_sql
+from tracestore.store.duck import (
+    SqlCancelled,
+    SqlFailed,
+    SqlLimits,
+    SqlQuery,
+    SqlRefused,
+    SqlTooSlow,
+    database,
+    run_sql,
+)
 from tracestore.store.engine import BadUrl
 from tracestore.store.schema import view_statements
 
@@ -98,11 +109,14 @@ def test_a_query_that_takes_too_much_memory_fails(url: str) -> None:
         run_sql(url, "p", sql, memory_mb=100)
 
 
-def test_only_sqlite_files_are_read(tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_read_is_not_described(tmp_path: Path) -> None:
+    """Whoever asks may be a tenant: no host, user or file of the database reaches them."""
     with pytest.raises(BadUrl):
-        run_sql("postgresql://localhost/x", "p", "SELECT 1")
-    with pytest.raises(SqlFailed):
-        run_sql(f"sqlite:///{tmp_path / 'missing.db'}", "p", "SELECT * FROM calls")
+        run_sql("mysql://localhost/x", "p", "SELECT 1")
+    for url in (f"sqlite:///{tmp_path / 'missing.db'}", "postgresql://someone:secret@127.0.0.1:1/x"):
+        with pytest.raises(SqlFailed, match="is the database there") as refusal:
+            run_sql(url, "p", "SELECT * FROM calls")
+        assert not {"missing", "secret", "someone"} & set(re.findall(r"\w+", str(refusal.value)))
 
 
 def test_the_process_of_a_query_loads_no_store() -> None:
@@ -111,3 +125,48 @@ def test_the_process_of_a_query_loads_no_store() -> None:
     script = f"import sys, tracestore.store.duck_child; print(*sorted({loaded}))"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout == "\n"
+
+
+def test_an_answer_has_as_many_rows_as_it_may_have_bytes(url: str) -> None:
+    """Rows of 1,000 characters, and room for 100,000 bytes: about a hundred of the thousand come back."""
+    limits = SqlLimits(answer_bytes=100_000)
+    sql = "SELECT repeat('x', 1000) AS x FROM range(1000)"
+    found = SqlQuery(database(url, "p"), sql, limits=limits, as_="csv").answer()
+    assert found.truncated
+    assert 80 <= found.num_rows <= 100
+    assert found.body.count(b"\n") == 1 + found.num_rows
+
+
+def test_a_query_that_nobody_waits_for_is_never_started(url: str) -> None:
+    query = SqlQuery(database(url, "p"), "SELECT 1", limits=SqlLimits())
+    query.cancel()
+    with pytest.raises(SqlCancelled):
+        query.answer()
+
+
+def test_the_child_ends_with_whoever_asked(url: str) -> None:
+    """Though that process was killed, and could end nothing itself."""
+    sql = "SELECT count(*) FROM range(1000000000) a, range(1000000) b"
+    script = f"from tracestore.store.duck import run_sql; run_sql({url!r}, 'p', {sql!r})"
+    with subprocess.Popen([sys.executable, "-c", script]) as asking:
+        children = Path(f"/proc/{asking.pid}/task/{asking.pid}/children")
+        deadline = time.monotonic() + 60
+        while not (found := children.read_text().split()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        child = Path(f"/proc/{found[0]}")
+        # Once it has read the request, which names whom it belongs to.
+        while len(list((child / "task").iterdir())) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        asking.kill()
+    while _runs(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _runs(process: Path) -> bool:
+    try:
+        return ") Z " not in (process / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.resources import as_file, files
+
 import duckdb
 import pytest
 
-from tracestore.store.sql_guard import SqlRefused, check
+from tracestore.store.sql_guard import FUNCTIONS, TABLE_FUNCTIONS, SqlRefused, check
 
 VIEWS = {"calls", "episodes"}
 
@@ -95,3 +98,91 @@ def test_a_refusal_says_what_may_be_named() -> None:
         used("SELECT * FROM call")
     with pytest.raises(SqlRefused, match="function='getenv'"):
         used("SELECT getenv('HOME')")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        # A CTE that is not visible there: DuckDB would read the system table, the file or the view instead.
+        "SELECT * FROM (WITH duckdb_settings AS (SELECT 1) FROM duckdb_settings) a, duckdb_settings b",
+        "SELECT * FROM (WITH sqlite_master AS (SELECT 1) SELECT 1) a, sqlite_master b",
+        "WITH a AS (FROM b), b AS (SELECT 1) FROM a",
+        "WITH a AS (FROM a) FROM a",
+        "WITH RECURSIVE a AS (FROM a) FROM a",
+        "WITH RECURSIVE pg_class AS (FROM pg_class UNION ALL SELECT * FROM pg_class) FROM pg_class",
+        "SELECT (WITH call AS (SELECT 1) SELECT 1), x FROM call",
+        'WITH "/etc/passwd" AS (SELECT 1) FROM "/etc/passwd"',
+        'WITH "x.csv" AS (SELECT 1) FROM "x.csv"',
+        # A CTE that shadows a view.
+        "WITH calls AS (SELECT 1) FROM calls",
+        "WITH Calls AS (SELECT * FROM calls) FROM Calls",
+        "SELECT * FROM (WITH calls AS (SELECT 1) FROM calls) a, calls b",
+        "WITH a AS (WITH b AS (FROM read_text('/x')) FROM b) FROM a",
+        "SELECT $1",
+        "SELECT ?",
+        "SELECT (" * 400 + "1" + ")" * 400 + "; DROP TABLE calls",
+    ],
+)
+def test_a_cte_opens_no_way_to_another_table(sql: str) -> None:
+    with pytest.raises(SqlRefused):
+        used(sql)
+
+
+@pytest.mark.parametrize(
+    ("sql", "views"),
+    [
+        (
+            "WITH RECURSIVE up(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM up WHERE n < 9) FROM up, calls",
+            {"calls"},
+        ),
+        (
+            "WITH a AS (SELECT 1), b AS (FROM a, A) SELECT (SELECT 1 FROM b), * FROM a ORDER BY (FROM b)",
+            set(),
+        ),
+        ("WITH a AS (SELECT 1) (WITH b AS (FROM a) FROM b) UNION ALL FROM a", set()),
+        ("SELECT * FROM calls c, LATERAL (WITH d AS (SELECT c.x) FROM d)", {"calls"}),
+    ],
+)
+def test_a_cte_can_be_named_wherever_it_is_visible(sql: str, views: set[str]) -> None:
+    assert used(sql) == views
+
+
+def test_of_all_functions_of_duckdb_only_the_listed_run_and_none_of_them_has_effects() -> None:
+    """With the scanners of SQLite and PostgreSQL loaded, as they are in the process of a query."""
+    connection = duckdb.connect()
+    for kind in ("sqlite", "postgres"):
+        _load(connection, kind)
+    listed = FUNCTIONS | TABLE_FUNCTIONS
+    found = connection.execute(
+        "SELECT DISTINCT lower(function_name), function_type, coalesce(has_side_effects, false) "
+        "FROM duckdb_functions()"
+    ).fetchall()
+    names = {name for name, _, _ in found}
+    assert {"sqlite_scan", "sqlite_attach", "postgres_query", "postgres_execute", "read_csv"} <= names
+    # Raising an error counts as one.
+    assert [name for name, _, has_effects in found if has_effects and name in listed] == ["error"]
+    for name in sorted(names):
+        quoted = '"' + name.replace('"', '""') + '"'
+        _is_run(f"SELECT {quoted}(1)", connection, allowed=name in listed)
+        _is_run(f"SELECT * FROM {quoted}('/x')", connection, allowed=name in TABLE_FUNCTIONS)
+        if name not in listed:
+            _is_run(f"SELECT {quoted}(x) OVER () FROM calls", connection, allowed=False)
+            _is_run(f"WITH a AS (SELECT 1 ORDER BY {quoted}()) FROM a", connection, allowed=False)
+
+
+def _load(connection: duckdb.DuckDBPyConnection, kind: str) -> None:
+    folder = files(import_module(f"duckdb_extension_{kind}_scanner")) / "extensions"
+    with as_file(folder) as path:
+        (library,) = path.glob(f"*/{kind}_scanner.duckdb_extension")
+        connection.execute(f"LOAD '{library}'")
+
+
+def _is_run(sql: str, connection: duckdb.DuckDBPyConnection, *, allowed: bool) -> None:
+    row = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchone()
+    assert row is not None
+    try:
+        check(row[0], views=VIEWS)
+    except SqlRefused:
+        assert not allowed, sql
+    else:
+        assert allowed, sql

@@ -1,12 +1,12 @@
-"""`tracestore sql`: one SELECT over the views -> a table, CSV or JSON; without one, the views themselves."""
+"""`tracestore sql`: one SELECT over the views -> a table or a file; without one, a shell or the views."""
 
 from __future__ import annotations
 
 import argparse
-import math
-import re
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracestore.cli.common import (
     Subparsers,
@@ -15,31 +15,56 @@ from tracestore.cli.common import (
     positive_number,
     print_json_line,
     print_line,
-    print_table,
+    table,
     verb_parser,
     whole_number,
 )
 
 if TYPE_CHECKING:
-    from tracestore.store.duck import SqlResult
+    from tracestore.store.duck import Source, SqlAnswer
 
+FORMATS = ("table", "json", "csv", "arrow", "parquet")
+_BINARY = ("arrow", "parquet")
 MAX_ROWS = 10_000
 TIMEOUT_S = 60.0
-_CSV_SPECIAL = re.compile(r'[",\r\n]')
+MEMORY_MB = 1024
+
+Views = dict[str, list[str]]
 
 
 def add_parser(subparsers: Subparsers) -> None:
     parser = verb_parser(
         subparsers,
         "sql",
-        help="answer one SELECT over the views of a project; without one, list the views",
+        help="answer one SELECT over the views of a project; without one, open a shell or list the views",
         example='tracestore sql "SELECT role, count(*) AS messages FROM messages GROUP BY role"',
     )
     add_store_flags(parser)
     parser.add_argument(
-        "query", nargs="?", metavar="SELECT", help="one SELECT (default: list the views and their columns)"
+        "query",
+        nargs="?",
+        metavar="SELECT",
+        help="one SELECT (default: on a terminal a shell, else the views and their columns)",
     )
-    parser.add_argument("--csv", action="store_true", help='CSV: NULL is nothing, an empty text is ""')
+    parser.add_argument(
+        "--parquet",
+        metavar="DIR",
+        type=Path,
+        help="ask the views that `tracestore db parquet` wrote, instead of the database",
+    )
+    parser.add_argument(
+        "--shards",
+        metavar="DIR",
+        type=Path,
+        help="ask an export instead of the database; its one view is `samples`",
+    )
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        help='how rows are written (default: what --output ends in, else table); CSV: NULL is nothing, "" an'
+        " empty text",
+    )
+    parser.add_argument("--output", metavar="FILE", type=Path, help="write there, not to stdout")
     parser.add_argument(
         "--max-rows",
         metavar="N",
@@ -54,71 +79,133 @@ def add_parser(subparsers: Subparsers) -> None:
         default=TIMEOUT_S,
         help="give up after (default: 60)",
     )
+    parser.add_argument(
+        "--memory",
+        metavar="MB",
+        type=whole_number(least=64),
+        default=MEMORY_MB,
+        help=f"memory that the query may take (default: {MEMORY_MB})",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    from tracestore.store import schema
-    from tracestore.store.duck import run_sql
-    from tracestore.store.engine import connect
+    format_ = _format(args)
+    if args.parquet and args.shards:
+        raise UsageError(hint="--parquet or --shards, not both")
+    if args.query is not None:
+        return _answer(args, args.query, format_=format_)
+    views = _views(args)
+    if sys.stdin.isatty() and sys.stdout.isatty() and not args.json:
+        from tracestore.cli.sql_shell import shell
 
-    if args.json and args.csv:
-        raise UsageError(hint="--json or --csv, not both")
-    engine = connect(args.db, create=False)
-    try:
-        with engine.connect() as connection:
-            schema.require(connection)
-            views = schema.view_columns(connection) if args.query is None else {}
-    finally:
-        engine.dispose()
-    if args.query is None:
-        _print_views(views, args)
-        return 0
-    result = run_sql(args.db, args.project, args.query, limit_rows=args.max_rows, timeout_s=args.timeout)
+        return shell(views, answer=lambda query: _answer(args, query, format_=format_))
     if args.json:
-        _print_json(result)
-    elif args.csv:
-        print_line(",".join(map(_csv, result.columns)))
-        for row in result.rows:
-            print_line(",".join(map(_csv, row)))
+        print_json_line(views)
     else:
-        print_table(result.columns, result.rows)
-    if result.truncated and not args.json:
-        # Not a note for people alone: whoever reads the rows must learn that some are missing.
-        sys.stderr.write(f"tracestore: only the first {args.max_rows} rows; more with --max-rows\n")
+        print_views(views)
     return 0
 
 
-def _print_views(views: dict[str, list[str]], args: argparse.Namespace) -> None:
-    if args.json:
-        print_json_line(views)
-        return
+def print_views(views: Views) -> None:
     for view, columns in views.items():
         print_line(f"{view}\n    {', '.join(columns)}")
 
 
-def _print_json(result: SqlResult) -> None:
-    """One object. Rows are arrays, since two columns may have one name."""
-    rows = [[_jsonable(value) for value in row] for row in result.rows]
-    print_json_line({"columns": list(result.columns), "rows": rows, "truncated": result.truncated})
+def _format(args: argparse.Namespace) -> str:
+    """The format asked for, by a flag or by the name of the file."""
+    if args.json:
+        if args.format not in (None, "json"):
+            raise UsageError(hint=f"--json or --format {args.format}, not both")
+        return "json"
+    suffix = args.output.suffix[1:] if args.output else ""
+    found: str = args.format or (suffix if suffix in FORMATS else "table")
+    if found in _BINARY and not args.output and sys.stdout.isatty():
+        raise UsageError(format=found, hint="it is not for terminals: add --output FILE")
+    return found
 
 
-def _jsonable(value: Any) -> Any:
-    """Numbers that are not finite, decimals, times and bytes as text."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {str(name): _jsonable(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(item) for item in value]
-    return value.hex() if isinstance(value, bytes) else str(value)
+def _views(args: argparse.Namespace) -> Views:
+    """What can be asked, as `view: columns`."""
+    if args.parquet:
+        return _views_of_parquet(args.parquet)
+    if args.shards:
+        from tracestore.store import duck
+
+        limits = duck.SqlLimits(max_rows=0)
+        found = duck.SqlQuery(duck.shards(args.shards), "FROM samples", limits=limits).answer()
+        return {"samples": list(duck.result_of(found).columns)}
+    from tracestore.store import schema
+    from tracestore.store.engine import connect
+
+    engine = connect(args.db, create=False)
+    try:
+        with engine.connect() as connection:
+            schema.require(connection)
+            return schema.view_columns(connection)
+    finally:
+        engine.dispose()
 
 
-def _csv(value: Any) -> str:
-    """A field as PostgreSQL writes it: NULL and the empty text differ."""
-    if value is None:
-        return ""
-    text = value if isinstance(value, str) else str(_jsonable(value))
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return '"' + text.replace('"', '""') + '"' if not text or _CSV_SPECIAL.search(text) else text
+def _views_of_parquet(folder: Path) -> Views:
+    from pyarrow import parquet
+
+    firsts = {path.name: next(path.rglob("*.parquet"), None) for path in sorted(folder.glob("*/"))}
+    return {name: parquet.read_schema(file).names for name, file in firsts.items() if file is not None}
+
+
+def _source(args: argparse.Namespace) -> Source:
+    from tracestore.store import duck, schema
+    from tracestore.store.engine import connect
+
+    if args.parquet:
+        return duck.parquet(args.parquet, args.project)
+    if args.shards:
+        return duck.shards(args.shards)
+    # The child says as little as it can of a database; whoever has a command line may know more.
+    engine = connect(args.db, create=False)
+    try:
+        with engine.connect() as connection:
+            schema.require(connection)
+    finally:
+        engine.dispose()
+    return duck.database(args.db, args.project)
+
+
+def _answer(args: argparse.Namespace, query: str, *, format_: str) -> int:
+    """Ask, and write what comes back."""
+    from tracestore.store.duck import SqlLimits, SqlQuery
+
+    limits = SqlLimits(max_rows=args.max_rows, timeout_s=args.timeout, memory_mb=args.memory)
+    as_ = "arrow" if format_ == "table" else format_
+    found = SqlQuery(_source(args), query, limits=limits, as_=as_).answer()
+    body = _text_table(found) if format_ == "table" else found.body
+    if format_ == "json":
+        body += b"\n"
+    if args.output:
+        _write_whole(args.output, body)
+    elif format_ in _BINARY:
+        sys.stdout.buffer.write(body)
+    else:
+        sys.stdout.write(body.decode("utf-8"))
+    if found.truncated and format_ != "json":
+        # Not a note for people alone: whoever reads the rows must learn that some are missing.
+        more = "; more with --max-rows" if found.num_rows == args.max_rows else ": they are too large"
+        sys.stderr.write(f"tracestore: only the first {found.num_rows} rows{more}\n")
+    return 0
+
+
+def _text_table(answer: SqlAnswer) -> bytes:
+    from tracestore.store.duck import result_of
+
+    result = result_of(answer)
+    return (table(result.columns, result.rows) + "\n").encode("utf-8")
+
+
+def _write_whole(file: Path, body: bytes) -> None:
+    """All of it or nothing: a file that is half there looks like an answer."""
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        part.write_bytes(body)
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The child of `duck.run_sql`: request on stdin, Arrow on stdout, an error as one JSON line on stderr.
+"""The child of `duck.SqlQuery`: request on stdin; on stdout what came out and the rows; errors on stderr.
 
 Nothing here may open the database through sqlite3. Every query pays for what this module imports, so what is
 known of the schema comes with the request.
@@ -7,11 +7,17 @@ known of the schema comes with the request.
 from __future__ import annotations
 
 import json
+import os
 import re
+import resource
 import sys
+import threading
+import time
 from collections.abc import Iterable, Mapping
 from functools import partial
+from importlib import import_module
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -20,72 +26,156 @@ from duckdb.func import FunctionNullHandling, PythonUDFType
 
 from tracestore.errors import TracestoreError
 from tracestore.store.codec import decompress
+from tracestore.store.sql_formats import write
 from tracestore.store.sql_guard import SqlRefused, check
 
 _TEXT = "message_text"
+_BESIDE_MB = 1024
+"""What the process maps besides DuckDB's memory and the answer: libraries, stacks, buffers."""
+_GRACE_S = 5
+"""Whoever asked ends this process when the time is over, and says so; it ends by itself a little later."""
+_PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
+
+_SAMPLES = """
+CREATE VIEW samples AS
+SELECT project,
+       episodes[s.episode + 1].episode_id AS episode_id,
+       group_id,
+       s.sample_id,
+       agents[s.agent + 1].agent_id AS agent_id,
+       agents[s.agent + 1].role AS role,
+       calls[completions[s.completions[-1] + 1].call + 1].call_id AS call_id,
+       completions[s.completions[-1] + 1].index AS completion,
+       episodes[s.episode + 1].status AS status,
+       episodes[s.episode + 1].split AS split,
+       s.cause,
+       len(s.segments) AS num_segments,
+       len(s.completions) AS num_completions,
+       s.num_tokens,
+       s.num_owned
+  FROM (SELECT *, unnest(samples) AS s FROM shard_rows)
+"""
+
+
+class StoreUnreadable(TracestoreError):
+    """DuckDB cannot read this"""
 
 
 def main() -> int:
     request = json.load(sys.stdin)
+    limits = request["limits"]
+    _end_with(request.pop("parent"), timeout_s=limits["timeout_s"])
+    _cap_memory(limits["memory_mb"] + limits["answer_bytes"] // 2**20)
     try:
-        table = answer(**request)
-    except (TracestoreError, duckdb.Error) as error:
+        head, body = answer(**request)
+    except (TracestoreError, duckdb.Error, pa.ArrowException, MemoryError, UnicodeError) as error:
         problem = {"refused": isinstance(error, SqlRefused), "values": {"error": str(error)}, "hint": None}
         if isinstance(error, TracestoreError):
             problem |= {"values": error.values, "hint": error.hint}
+        elif isinstance(error, MemoryError):
+            problem |= {"values": {}, "hint": "it takes more memory than a query may have"}
         sys.stderr.write(json.dumps(problem) + "\n")
         return 1
-    with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as writer:
-        writer.write_table(table)
+    sys.stdout.buffer.write(json.dumps(head).encode() + b"\n")
+    sys.stdout.buffer.write(body)
     return 0
 
 
-def answer(
-    *,
-    file: str,
-    project: str,
-    sql: str,
-    views: Mapping[str, str],
-    tables: Mapping[str, str],
-    key_bits: int,
-    limit_rows: int,
-    memory_mb: int,
-) -> pa.Table:
-    """At most `limit_rows` + 1 rows of one SELECT.
+def _end_with(parent: int, *, timeout_s: float) -> None:
+    """End this process with the one that asked, or when its time is over, whatever DuckDB is doing."""
 
-    Args:
-        views: the statement that makes each view.
-        tables: the columns to copy of each table, as a SELECT list.
-        key_bits: bits of a key below the project's number.
-    """
+    def watch() -> None:
+        until = time.monotonic() + timeout_s + _GRACE_S
+        while os.getppid() == parent and time.monotonic() < until:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _cap_memory(size_mb: int) -> None:
+    """A wall behind DuckDB's own limit, which knows nothing of texts that Python unpacks."""
+    size = (size_mb + _BESIDE_MB) * 2**20
+    resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+
+
+def answer(
+    *, source: Mapping[str, Any], sql: str, limits: Mapping[str, Any], as_: str
+) -> tuple[dict[str, Any], bytes]:
+    """How many rows one SELECT has and whether that is all, and the rows themselves."""
+    if "\x00" in sql:
+        # What is parsed would end there, and be another statement than what is run.
+        raise SqlRefused(hint="SQL has no NUL character")
     connection = duckdb.connect()
     connection.execute("SET autoinstall_known_extensions = false")
     connection.execute("SET autoload_known_extensions = false")
-    connection.execute(f"SET memory_limit = '{int(memory_mb)}MB'")
+    connection.execute("SET python_enable_replacements = false")
+    connection.execute(f"SET memory_limit = '{int(limits['memory_mb'])}MB'")
     connection.execute("SET threads = 2")
     connection.execute("SET max_temp_directory_size = '0KB'")
     serialized = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchone()
     assert serialized is not None
-    used = check(serialized[0], views=views)
-    read = _tables_of(views[name] for name in used)
-    columns = {table: tables[table] for table in tables if table in read}
-    _copy(connection, file, project, columns, key_bits=key_bits if _TEXT in sql.lower() else None)
-    for name in used:
-        connection.execute(views[name])
+    _OPENERS[source["kind"]](connection, source, sql=sql, serialized=serialized[0])
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     reader = connection.execute(sql).to_arrow_reader(1024)
-    return _first(reader, limit_rows + 1)
+    table, truncated = _first(reader, max_rows=limits["max_rows"], max_bytes=limits["answer_bytes"])
+    head = {"num_rows": table.num_rows, "truncated": truncated}
+    return head, write(table, as_=as_, truncated=truncated)
 
 
-def _first(reader: pa.RecordBatchReader, count: int) -> pa.Table:
+def _first(reader: pa.RecordBatchReader, *, max_rows: int, max_bytes: int) -> tuple[pa.Table, bool]:
+    """The first rows, and whether there are more."""
     batches: list[pa.RecordBatch] = []
+    num_rows = size = 0
+    truncated = False
     for batch in reader:
-        batches.append(batch.slice(0, count))
-        count -= batches[-1].num_rows
-        if count <= 0:
+        room = batch.slice(0, max_rows - num_rows)
+        size += batch.nbytes
+        truncated = room.num_rows < batch.num_rows or size > max_bytes
+        if size > max_bytes:
+            # A batch is 1,024 rows at most; of the one that is too much, as many as there is room for.
+            share = (max_bytes - size + batch.nbytes) / batch.nbytes
+            room = room.slice(0, int(room.num_rows * share))
+        batches.append(room)
+        num_rows += room.num_rows
+        if truncated:
             break
-    return pa.Table.from_batches(batches, reader.schema)
+    return pa.Table.from_batches(batches, reader.schema), truncated
+
+
+def _open_database(
+    connection: duckdb.DuckDBPyConnection, source: Mapping[str, Any], *, sql: str, serialized: str
+) -> None:
+    """The views that a query reads, over copies of the columns they need; then the database is let go."""
+    views = source["views"]
+    used = check(serialized, views=views)
+    read = _tables_of(views[name] for name in used)
+    tables = {table: columns for table, columns in source["tables"].items() if table in read}
+    is_postgresql = source["kind"] == "postgresql"
+    try:
+        if is_postgresql:
+            _attach(connection, "postgres", source["where"])
+        else:
+            _attach(connection, "sqlite", source["where"])
+        # One transaction: every table is copied as of the same commit.
+        connection.execute("BEGIN")
+        copy = _Copy(connection, is_postgresql=is_postgresql, project=source["project"])
+        for table, columns in tables.items():
+            copy.table(table, columns)
+        if _TEXT in sql.lower():
+            _copy_texts(connection, copy, source["key_bits"])
+        connection.execute("COMMIT")
+        connection.execute("DETACH store")
+    except duckdb.Error as error:
+        if isinstance(error, duckdb.OutOfMemoryException):
+            raise
+        # Its text names hosts, users and files, and whoever asks may be a tenant.
+        raise StoreUnreadable(
+            error=type(error).__name__, hint="is the database there, and does it answer?"
+        ) from None
+    for name in used:
+        connection.execute(views[name])
 
 
 def _tables_of(statements: Iterable[str]) -> set[str]:
@@ -94,42 +184,46 @@ def _tables_of(statements: Iterable[str]) -> set[str]:
     return names | {"project"}
 
 
-def _copy(
-    connection: duckdb.DuckDBPyConnection,
-    file: str,
-    project: str,
-    tables: Mapping[str, str],
-    *,
-    key_bits: int | None,
-) -> None:
-    """Copy narrow columns of one project, and with `key_bits` its texts, and let go of the file."""
-    extension = files("duckdb_extension_sqlite_scanner") / "extensions"
-    with as_file(extension) as folder:
-        (library,) = folder.glob("*/sqlite_scanner.duckdb_extension")
+def _attach(connection: duckdb.DuckDBPyConnection, kind: str, where: str) -> None:
+    """Attach a database, read-only, through the extension that came in a wheel."""
+    package = import_module(f"duckdb_extension_{kind}_scanner")
+    with as_file(files(package) / "extensions") as folder:
+        (library,) = folder.glob(f"*/{kind}_scanner.duckdb_extension")
         connection.execute(f"LOAD '{_quoted(str(library))}'")
-    connection.execute(f"ATTACH '{_quoted(file)}' AS store (TYPE sqlite, READ_ONLY)")
-    # One transaction: every table is copied as of the same commit.
-    connection.execute("BEGIN")
-    found = connection.execute("SELECT project_id FROM store.project WHERE name = ?", [project]).fetchone()
-    number = -1 if found is None else int(found[0])
-    for table, columns in tables.items():
-        source = f"SELECT {columns} FROM store.{table} WHERE project_id = {number}"
-        connection.execute(f"CREATE TABLE {table} AS {source}")
-    if key_bits is not None:
-        _copy_texts(connection, number, key_bits)
-    connection.execute("COMMIT")
-    connection.execute("DETACH store")
+    connection.execute(f"ATTACH '{_quoted(where)}' AS store (TYPE {kind}, READ_ONLY)")
 
 
-def _copy_texts(connection: duckdb.DuckDBPyConnection, number: int, key_bits: int) -> None:
+class _Copy:
+    """Rows of one project, out of the attached database."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, *, is_postgresql: bool, project: str) -> None:
+        self._connection = connection
+        self._is_postgresql = is_postgresql
+        found = self.rows("SELECT project_id FROM {project} WHERE name = " + f"'{_quoted(project)}'")
+        self.project_id = int(found[0][0]) if found else -1
+
+    def table(self, name: str, columns: str, *, as_: str | None = None) -> None:
+        """Copy columns of a table, given as a SELECT list."""
+        select = f"SELECT {columns} FROM {{{name}}} WHERE project_id = {self.project_id}"
+        self._connection.execute(f"CREATE TABLE {as_ or name} AS {self._source(select)}")
+
+    def rows(self, select: str) -> list[tuple[Any, ...]]:
+        return self._connection.execute(self._source(select)).fetchall()
+
+    def _source(self, select: str) -> str:
+        """A SELECT over the store, in which its tables stand in braces."""
+        if not self._is_postgresql:
+            return re.sub(r"\{(\w+)\}", r"store.\1", select)
+        # Run by the server itself: it knows its indexes and partitions.
+        return f"FROM postgres_query('store', '{_quoted(re.sub(r'[{}]', '', select))}')"
+
+
+def _copy_texts(connection: duckdb.DuckDBPyConnection, copy: _Copy, key_bits: int) -> None:
     """The bodies of contents, and the function that reads them."""
-    connection.execute(
-        "CREATE TABLE content_body AS "
-        f"SELECT {number << key_bits} | key AS content_id, codec, data, dictionary_key "
-        f"FROM store.content WHERE project_id = {number}"
-    )
-    sql = f"SELECT key, data FROM store.dictionary WHERE project_id = {number}"
-    dictionaries: dict[int | None, bytes | None] = {None: None, **dict(connection.execute(sql).fetchall())}
+    first = copy.project_id << key_bits
+    copy.table("content", f"{first} | key AS content_id, codec, data, dictionary_key", as_="content_body")
+    found = copy.rows(f"SELECT key, data FROM {{dictionary}} WHERE project_id = {copy.project_id}")
+    dictionaries: dict[int | None, bytes | None] = {None: None, **dict(found)}
     connection.create_function(
         "text_of_body",
         partial(_text_of_body, dictionaries),
@@ -158,6 +252,48 @@ def _text_of_body(
         ],
         pa.string(),
     )
+
+
+def _open_parquet(
+    connection: duckdb.DuckDBPyConnection, source: Mapping[str, Any], *, sql: str, serialized: str
+) -> None:
+    """The views of a folder, read where they lie."""
+    folder = Path(source["where"]).absolute()
+    found = {path.name for path in folder.glob("*/") if _PLAIN_NAME.fullmatch(path.name)}
+    views = {name for name in found if any((folder / name).rglob("*.parquet"))}
+    if not views:
+        raise StoreUnreadable(folder=str(folder), hint="write it with `tracestore db parquet`")
+    for name in check(serialized, views=views):
+        files_ = _quoted(str(folder / name / "**" / "*.parquet"))
+        connection.execute(
+            f"CREATE VIEW {name} AS SELECT * FROM "
+            f"read_parquet('{files_}', union_by_name = true, hive_partitioning = false) "
+            f"WHERE project = '{_quoted(source['project'])}'"
+        )
+    connection.execute(f"SET allowed_directories = ['{_quoted(str(folder))}']")
+
+
+def _open_shards(
+    connection: duckdb.DuckDBPyConnection, source: Mapping[str, Any], *, sql: str, serialized: str
+) -> None:
+    """The samples of an export. Only the columns that a query needs are read from the files."""
+    from pyarrow import dataset
+
+    folder = Path(source["where"])
+    found = sorted(map(str, folder.rglob("*.arrow")))
+    if not found:
+        raise StoreUnreadable(folder=str(folder), hint="name a folder that `tracestore export` wrote")
+    check(serialized, views={"samples"})
+    connection.register("shard_rows", dataset.dataset(found, format="ipc"))
+    connection.execute(_SAMPLES)
+
+
+_OPENERS = {
+    "sqlite": _open_database,
+    "postgresql": _open_database,
+    "parquet": _open_parquet,
+    "shards": _open_shards,
+}
 
 
 def _quoted(text: str) -> str:

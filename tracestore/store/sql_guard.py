@@ -2,11 +2,15 @@
 
 DuckDB's settings are no wall: with external access off it still opens files through some functions. So
 what may be named is listed, and everything else is refused before it runs.
+
+A name that is no view must be a CTE where it stands: anywhere else DuckDB would look for a system table, a
+file or a Python variable of that name. CTEs have plain names of their own for the same reason.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -168,9 +172,19 @@ FUNCTIONS = frozenset((*_OPERATORS, *_AGGREGATES, *_WINDOWS, *_SCALARS))
 
 TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
 
+_QUERY_NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE"})
 _TABLE_NODES = frozenset(
     {"BASE_TABLE", "SUBQUERY", "JOIN", "TABLE_FUNCTION", "EXPRESSION_LIST", "EMPTY", "PIVOT"}
 )
+_EXPRESSIONS = frozenset(
+    (
+        *("BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT"),
+        *("FUNCTION", "LAMBDA", "OPERATOR", "POSITIONAL_REFERENCE", "STAR", "SUBQUERY", "WINDOW"),
+    )
+)
+_PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
+
+Node = Mapping[str, Any]
 
 
 def check(serialized: str, *, views: Collection[str]) -> frozenset[str]:
@@ -182,7 +196,10 @@ def check(serialized: str, *, views: Collection[str]) -> frozenset[str]:
     Raises:
         SqlRefused: it is not one SELECT, or names something that is not listed.
     """
-    parsed = json.loads(serialized)
+    try:
+        parsed = json.loads(serialized)
+    except RecursionError:
+        raise SqlRefused(hint="the SQL is nested too deep") from None
     if parsed["error"]:
         kind = parsed.get("error_type", "")
         hint = "one SELECT is run here, nothing else" if kind == "not implemented" else None
@@ -190,50 +207,68 @@ def check(serialized: str, *, views: Collection[str]) -> frozenset[str]:
     statements = parsed["statements"]
     if len(statements) != 1:
         raise SqlRefused(statements=len(statements), hint="send one SELECT")
-    nodes = list(_nodes(statements[0]))
-    ctes = {entry["key"].lower() for node in nodes for entry in _ctes(node)}
     known = {view.lower() for view in views}
     used = set()
-    for node in nodes:
+    for node, visible in _scoped(statements[0]):
+        for entry in _ctes(node):
+            _check_cte_name(entry["key"], known=known)
         table = _check_node(node)
-        if table is not None and table not in ctes:
+        if table is not None and table not in visible:
             if table not in known:
                 raise SqlRefused(table=table, hint=f"the views are {', '.join(sorted(known))}")
             used.add(table)
     return frozenset(used)
 
 
-def _nodes(value: Any) -> Iterator[Mapping[str, Any]]:
-    stack = [value]
+def _scoped(statement: Node) -> Iterator[tuple[Node, frozenset[str]]]:
+    """Every object of a statement, with the CTEs that a table's name can mean there, in lower case.
+
+    A CTE can be named by those after it and by the query it belongs to; by itself only in the second half
+    of a recursive one.
+    """
+    stack: list[tuple[Any, frozenset[str]]] = [(statement, frozenset())]
     while stack:
-        here = stack.pop()
-        if isinstance(here, dict):
-            yield here
-            stack += here.values()
-        elif isinstance(here, list):
-            stack += here
+        here, visible = stack.pop()
+        if isinstance(here, list):
+            stack += [(item, visible) for item in here]
+        elif isinstance(here, dict):
+            yield here, visible
+            for entry in _ctes(here):
+                stack.append((entry["value"], visible))
+                visible |= {entry["key"].lower()}
+            for name, child in here.items():
+                is_recursion = name == "right" and here.get("type") == "RECURSIVE_CTE_NODE"
+                own = {here["cte_name"].lower()} if is_recursion else frozenset()
+                if name != "cte_map":
+                    stack.append((child, visible | own))
 
 
-def _ctes(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _ctes(node: Node) -> list[Node]:
     found = node.get("cte_map")
     return found["map"] if isinstance(found, dict) else []
 
 
-def _check_node(node: Mapping[str, Any]) -> str | None:
+def _check_cte_name(name: str, *, known: Collection[str]) -> None:
+    if name.lower() in known:
+        raise SqlRefused(cte=name, hint="give the CTE another name than a view has")
+    if _PLAIN_NAME.fullmatch(name.lower()) is None:
+        raise SqlRefused(cte=name, hint="name CTEs with ASCII letters, digits and _")
+
+
+def _check_node(node: Node) -> str | None:
     """Refuse what is not listed; the name of the table, for a table."""
     kind = node.get("type")
     if kind == "SHOW_REF":
         raise SqlRefused(
             hint="DESCRIBE, SHOW and SUMMARIZE are not run here: `tracestore sql` alone lists the views"
         )
+    _check_is_listed(node)
     if "function_name" in node:
         _check_function(node)
     if kind == "TABLE_FUNCTION":
         name = node["function"]["function_name"].lower()
         if name not in TABLE_FUNCTIONS:
             raise SqlRefused(function=name, hint="tables come from the views, not from functions")
-    if "table_name" in node or ("query_location" in node and "sample" in node):
-        _check_table_node(node)
     if kind == "BASE_TABLE":
         if node["schema_name"] or node["catalog_name"]:
             raise SqlRefused(table=node["table_name"], hint="name views without a schema")
@@ -241,13 +276,23 @@ def _check_node(node: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _check_table_node(node: Mapping[str, Any]) -> None:
+def _check_is_listed(node: Node) -> None:
+    """Refuse a kind of query, table or expression that was not thought of here."""
     kind = node.get("type")
-    if kind not in _TABLE_NODES:
+    if "cte_map" in node:
+        is_listed = kind in _QUERY_NODES or kind in _TABLE_NODES
+    elif "table_name" in node or ("query_location" in node and "sample" in node):
+        is_listed = kind in _TABLE_NODES
+    elif "class" in node:
+        kind = node["class"]
+        is_listed = kind in _EXPRESSIONS
+    else:
+        return
+    if not is_listed:
         raise SqlRefused(hint=f"{str(kind).lower().replace('_', ' ')} is not run here")
 
 
-def _check_function(node: Mapping[str, Any]) -> None:
+def _check_function(node: Node) -> None:
     name = str(node["function_name"]).lower()
     is_listed = name in FUNCTIONS or name in TABLE_FUNCTIONS
     if not is_listed or node.get("schema") not in ("", "main", None) or node.get("catalog") not in ("", None):

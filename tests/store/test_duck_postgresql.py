@@ -1,0 +1,71 @@
+"""The same SQL over PostgreSQL: the rows of SQLite, one project, texts in full, nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+
+from tests import factories as make
+from tests.factories import answer, assistant, call, posted, subagent, user
+from tests.store.servers import postgresql
+from tracestore.store import Store
+from tracestore.store.duck import SqlRefused, run_sql
+from tracestore.store.schema import view_statements
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with postgresql() as url:
+        yield url
+
+
+def test_every_view_has_the_rows_of_sqlite(server: str, tmp_path: Path) -> None:
+    events = [
+        make.group("g"),
+        make.episode(group_id="g", status="ok"),
+        make.agent(),
+        call("c0", [user("héllo")], answer("a", ids=[3, 4]), prompt_ids=[1, 2], ordinal=0),
+        call("c1", [user("héllo"), assistant("a"), user("v " * 300)], "b", "c", ordinal=1),
+        subagent("sub", spawned_by="c0", trainable=False),
+        make.tool_call(),
+        make.candidate_set("s", make.member("c1", 0), make.member("c1", 1)),
+        make.selection("x", "s", 1),
+        make.compaction(before_call_id="c0"),
+        make.reward(value=0.1),
+        make.gap(),
+        make.consumption(),
+        call("orphan", [user("w")], parent="gone", delta=True),
+    ]
+    name = "it's"
+    urls = [f"sqlite:///{tmp_path / 't.db'}", make_url(server).render_as_string(hide_password=False)]
+    for url in urls:
+        with Store.open(url) as store:
+            store.ingest("other", [posted(make.episode("secret")), posted(make.agent(episode="secret"))])
+            assert {o.status for o in store.ingest(name, [posted(e) for e in events])} == {"stored"}
+    # One query, as each child costs a second. The numbers of the store stand in other columns than names.
+    views = {
+        view: f"SELECT COLUMNS(c -> NOT ends_with(c, '_id') OR c = 'episode_id') FROM {view}"
+        for view in view_statements()
+    }
+    parts = [f"SELECT '{view}' AS v, x::VARCHAR AS r FROM ({sql}) x" for view, sql in views.items()]
+    texts = "SELECT 'text', message_text(content_id) FROM contexts WHERE call_id = 'c1'"
+    sql = " UNION ALL ".join([*parts, texts]) + " ORDER BY 1, 2"
+    sqlite, postgres = (run_sql(url, name, sql).rows for url in urls)
+    assert postgres == sqlite
+    assert {row[0] for row in sqlite} == {*view_statements(), "text"}
+    assert "v " * 300 in {row[1] for row in sqlite}
+    assert not any("secret" in row[1] for row in sqlite)
+
+
+def test_the_server_cannot_be_asked_past_the_views(server: str) -> None:
+    for sql in (
+        "SELECT * FROM postgres_query('store', 'SELECT 1')",
+        "SELECT * FROM store.project",
+        "SELECT * FROM store.public.project",
+        "SELECT * FROM project",
+    ):
+        with pytest.raises(SqlRefused):
+            run_sql(server, "default", sql)
