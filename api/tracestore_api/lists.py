@@ -14,12 +14,14 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from sqlalchemy import (
-    Alias,
+    BigInteger,
     ColumnElement,
     Connection,
+    FromClause,
     Select,
     Table,
     and_,
+    bindparam,
     case,
     column,
     func,
@@ -44,6 +46,9 @@ from tracestore_api.response import StrictJSON
 router = APIRouter()
 
 Row = dict[str, Any]
+
+_PROJECT_ID = bindparam("project_id", type_=BigInteger)
+"""Of the rows of a list, in statements that are made before the number is known."""
 
 _PHASED = tuple(kind for kind, model in MODELS.items() if issubclass(model, PhasedEvent))
 
@@ -187,7 +192,8 @@ def list_calls(store: Stored, project: Project, page: Annotated[CallPage, Query(
         *(c.c[name] for name in ("started_at", "ended_at")),
     ).where(
         *_came(c, "call"),
-        *_refers(page, r, episode_id=("episode_key", t.episode)),
+        # Of one agent by the index of its calls, else by that of the episode's log.
+        *_refers(page, r if page.agent_id is None else c, episode_id=("episode_key", t.episode)),
         *_refers(page, c, agent_id=("agent_key", t.agent)),
     )
     return _page(store, project, page, query, owner=c, place=r.c.pos)
@@ -316,10 +322,11 @@ def list_blobs(
     )
     after = place_of(page.cursor, of=b.name)
     with store.read() as connection:
-        query = query.where(b.c.project_id == find_project(connection, project))
+        query = query.where(b.c.project_id == _PROJECT_ID)
         if after is not None:
             query = query.where(b.c.key > after[0])
-        items = _rows(connection, query.order_by(b.c.key).limit(page.limit + 1))
+        query = query.order_by(b.c.key).limit(page.limit + 1)
+        items = _rows(connection, query, project_id=find_project(connection, project))
     blobs: Blobs | None = request.app.state.blobs
     stored = None if blobs is None else blobs.sizes(project, {item["hash"] for item in items})
     for item in items:
@@ -347,8 +354,9 @@ def _page(
     with store.read() as connection:
         project_id = find_project(connection, project)
         if project_id is not None:
-            query = query.where(owner.c.project_id == project_id).order_by(place).limit(page.limit + 1)
-            items = _rows(connection, query if after is None else query.where(place > after[0]))
+            query = query.where(owner.c.project_id == _PROJECT_ID).order_by(place).limit(page.limit + 1)
+            query = query if after is None else query.where(place > after[0])
+            items = _rows(connection, query, project_id=project_id)
             if more is not None:
                 more(connection, project_id, items)
     return _answer(items, page, of=owner.name, place=lambda item: (item.pop("place"),))
@@ -370,7 +378,7 @@ def _where_it_belongs(owner: Table) -> list[ColumnElement[Any]]:
 
 
 @cache
-def _other(table: Table) -> Alias:
+def _other(table: Table) -> FromClause:
     """A table inside a subquery of a list. Kept, for making one takes as long as reading a page."""
     return table.alias()
 
@@ -396,6 +404,7 @@ def _came(owner: Table, kind: str) -> list[ColumnElement[bool]]:
     position, so that a page costs the same wherever it begins and however large the episode is."""
     r = t.raw_event.c
     return [
+        r.project_id == _PROJECT_ID,
         owner.c.project_id == r.project_id,
         owner.c.key == r.entity_key,
         owner.c.pos == r.pos,
@@ -415,8 +424,9 @@ def _refers(page: Page, owner: Table, **columns: tuple[str, Table]) -> list[Colu
         value = getattr(page, name)
         if value is not None:
             other = _other(target)
-            row = and_(other.c.project_id == owner.c.project_id, other.c.id == value)
-            key = select(other.c.key).where(row).correlate(owner).scalar_subquery()
+            # Not by the owner's project_id: no index is used for what has to be looked up for every row.
+            row = and_(other.c.project_id == _PROJECT_ID, other.c.id == value)
+            key = select(other.c.key).where(row).scalar_subquery()
             conditions.append(owner.c[key_column] == key)
     return conditions
 
@@ -493,8 +503,8 @@ def _choices(connection: Connection, project_id: int, keys: Sequence[int]) -> di
     return _grouped(_rows(connection, query), "candidate_selection_key")
 
 
-def _rows(connection: Connection, query: Select[Any]) -> list[Row]:
-    result = connection.execute(query)
+def _rows(connection: Connection, query: Select[Any], **parameters: int | None) -> list[Row]:
+    result = connection.execute(query, parameters)
     names = list(result.keys())
     return [dict(zip(names, row, strict=True)) for row in result]
 
