@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
+    FromClause,
     Select,
     Table,
     and_,
+    bindparam,
     case,
     column,
     func,
@@ -43,6 +47,9 @@ router = APIRouter()
 
 Row = dict[str, Any]
 
+_PROJECT_ID = bindparam("project_id", type_=BigInteger)
+"""Of the rows of a list, in statements that are made before the number is known."""
+
 _PHASED = tuple(kind for kind, model in MODELS.items() if issubclass(model, PhasedEvent))
 
 
@@ -58,6 +65,15 @@ class EpisodePage(Page):
 
 class GroupPage(Page):
     task_id: str | None = None
+
+
+class AgentPage(Page):
+    episode_id: str | None = None
+
+
+class CallPage(Page):
+    episode_id: str | None = None
+    agent_id: str | None = None
 
 
 class CandidatePage(Page):
@@ -138,6 +154,49 @@ def list_groups(store: Stored, project: Project, page: Annotated[GroupPage, Quer
         _count_of(t.episode, g, "group_key").label("num_episodes"),
     ).where(*_equal(page, g, "task_id"))
     return _page(store, project, page, query, owner=g, place=g.c.key)
+
+
+@router.get("/v1/agents")
+def list_agents(store: Stored, project: Project, page: Annotated[AgentPage, Query()]) -> Response:
+    """Agents in the order in which they came: with their parents, a tree of any size page by page."""
+    a, r = t.agent, t.raw_event
+    query = select(
+        r.c.pos.label("place"),
+        a.c.id,
+        _id_of(t.episode, a, "episode_key").label("episode_id"),
+        _id_of(t.agent, a, "parent_agent_key").label("parent_agent_id"),
+        _id_of(t.call, a, "spawned_by_call_key").label("spawned_by_call_id"),
+        *(a.c[name] for name in ("spawned_by_completion", "role", "name", "depth", "stage", "model")),
+        *(a.c[name] for name in ("trainable", "score", "finding_used", "status", "error")),
+        *(a.c[name] for name in ("started_at", "ended_at")),
+        _count_of(t.call, a, "agent_key").label("num_calls"),
+    ).where(*_came(a, "agent"), *_refers(page, r, episode_id=("episode_key", t.episode)))
+    return _page(store, project, page, query, owner=a, place=r.c.pos)
+
+
+@router.get("/v1/calls")
+def list_calls(store: Stored, project: Project, page: Annotated[CallPage, Query()]) -> Response:
+    """Calls in the order in which they came, each with the completion it continues: an episode of any size
+    page by page."""
+    c, r = t.call, t.raw_event
+    query = select(
+        r.c.pos.label("place"),
+        c.c.id,
+        _id_of(t.episode, c, "episode_key").label("episode_id"),
+        _id_of(t.agent, c, "agent_key").label("agent_id"),
+        *(c.c[name] for name in ("ordinal", "purpose", "model", "policy_name", "policy_version")),
+        _id_of(t.call, c, "link_call_key").label("link_call_id"),
+        *(c.c[name] for name in ("link_completion", "link", "link_exact", "context_messages")),
+        _count_of(t.completion, c, "call_key").label("num_completions"),
+        *(c.c[name] for name in ("prompt_tokens", "completion_tokens", "status", "error_type")),
+        *(c.c[name] for name in ("started_at", "ended_at")),
+    ).where(
+        *_came(c, "call"),
+        # Of one agent by the index of its calls, else by that of the episode's log.
+        *_refers(page, r if page.agent_id is None else c, episode_id=("episode_key", t.episode)),
+        *_refers(page, c, agent_id=("agent_key", t.agent)),
+    )
+    return _page(store, project, page, query, owner=c, place=r.c.pos)
 
 
 @router.get("/v1/candidates")
@@ -223,7 +282,7 @@ def list_incomplete(store: Stored, project: Project, page: Annotated[IncompleteP
     Nothing is ever marked as lost: the other half may come at any time, and is stored then.
     """
     r = t.raw_event
-    other = r.alias()
+    other = _other(r)
     other_half = select(other.c.phase).where(
         *(other.c[name] == r.c[name] for name in ("project_id", "entity_key")), other.c.phase != r.c.phase
     )
@@ -263,10 +322,11 @@ def list_blobs(
     )
     after = place_of(page.cursor, of=b.name)
     with store.read() as connection:
-        query = query.where(b.c.project_id == find_project(connection, project))
+        query = query.where(b.c.project_id == _PROJECT_ID)
         if after is not None:
             query = query.where(b.c.key > after[0])
-        items = _rows(connection, query.order_by(b.c.key).limit(page.limit + 1))
+        query = query.order_by(b.c.key).limit(page.limit + 1)
+        items = _rows(connection, query, project_id=find_project(connection, project))
     blobs: Blobs | None = request.app.state.blobs
     stored = None if blobs is None else blobs.sizes(project, {item["hash"] for item in items})
     for item in items:
@@ -294,8 +354,9 @@ def _page(
     with store.read() as connection:
         project_id = find_project(connection, project)
         if project_id is not None:
-            query = query.where(owner.c.project_id == project_id).order_by(place).limit(page.limit + 1)
-            items = _rows(connection, query if after is None else query.where(place > after[0]))
+            query = query.where(owner.c.project_id == _PROJECT_ID).order_by(place).limit(page.limit + 1)
+            query = query if after is None else query.where(place > after[0])
+            items = _rows(connection, query, project_id=project_id)
             if more is not None:
                 more(connection, project_id, items)
     return _answer(items, page, of=owner.name, place=lambda item: (item.pop("place"),))
@@ -316,18 +377,39 @@ def _where_it_belongs(owner: Table) -> list[ColumnElement[Any]]:
     return [_id_of(table, owner, f"{name}_key").label(f"{name}_id") for name, table in tables.items()]
 
 
+@cache
+def _other(table: Table) -> FromClause:
+    """A table inside a subquery of a list. Kept, for making one takes as long as reading a page."""
+    return table.alias()
+
+
+@cache
 def _id_of(target: Table, owner: Table, key_column: str) -> ColumnElement[Any]:
     """The client's id of the row of `target` that a column of `owner` refers to."""
-    other = target.alias()
+    other = _other(target)
     same = and_(other.c.project_id == owner.c.project_id, other.c.key == owner.c[key_column])
     return select(other.c.id).where(same).correlate(owner).scalar_subquery()
 
 
+@cache
 def _count_of(counted: Table, owner: Table, key_column: str) -> ColumnElement[int]:
     """How many rows of `counted` refer to a row of `owner`."""
-    other = counted.alias()
+    other = _other(counted)
     same = and_(other.c.project_id == owner.c.project_id, other.c[key_column] == owner.c.key)
     return select(func.count()).select_from(other).where(same).correlate(owner).scalar_subquery()
+
+
+def _came(owner: Table, kind: str) -> list[ColumnElement[bool]]:
+    """Each row with the event that brought it: the log has an index that begins with the episode and goes by
+    position, so that a page costs the same wherever it begins and however large the episode is."""
+    r = t.raw_event.c
+    return [
+        r.project_id == _PROJECT_ID,
+        owner.c.project_id == r.project_id,
+        owner.c.key == r.entity_key,
+        owner.c.pos == r.pos,
+        r.kind == kind,
+    ]
 
 
 def _equal(page: Page, owner: Table, *names: str) -> list[ColumnElement[bool]]:
@@ -341,9 +423,10 @@ def _refers(page: Page, owner: Table, **columns: tuple[str, Table]) -> list[Colu
     for name, (key_column, target) in columns.items():
         value = getattr(page, name)
         if value is not None:
-            other = target.alias()
-            row = and_(other.c.project_id == owner.c.project_id, other.c.id == value)
-            key = select(other.c.key).where(row).correlate(owner).scalar_subquery()
+            other = _other(target)
+            # Not by the owner's project_id: no index is used for what has to be looked up for every row.
+            row = and_(other.c.project_id == _PROJECT_ID, other.c.id == value)
+            key = select(other.c.key).where(row).scalar_subquery()
             conditions.append(owner.c[key_column] == key)
     return conditions
 
@@ -420,8 +503,8 @@ def _choices(connection: Connection, project_id: int, keys: Sequence[int]) -> di
     return _grouped(_rows(connection, query), "candidate_selection_key")
 
 
-def _rows(connection: Connection, query: Select[Any]) -> list[Row]:
-    result = connection.execute(query)
+def _rows(connection: Connection, query: Select[Any], **parameters: int | None) -> list[Row]:
+    result = connection.execute(query, parameters)
     names = list(result.keys())
     return [dict(zip(names, row, strict=True)) for row in result]
 

@@ -36,6 +36,8 @@ ANSWERS: dict[str, Schema] = {
     "/v1/episodes": page("EpisodeItem"),
     "/v1/episodes/{episode_id}": ref("EpisodeTree"),
     "/v1/groups": page("GroupItem"),
+    "/v1/agents": page("AgentItem"),
+    "/v1/calls": page("CallItem"),
     "/v1/calls/{call_id}": ref("WholeCall"),
     "/v1/calls/{call_id}/request": shapes.ANY,
     "/v1/calls/{call_id}/context": ref("Context"),

@@ -46,6 +46,8 @@ LISTED = {
     "rewards": lambda n: [reward(f"{n}")],
     "gaps": lambda n: [gap(f"{n}")],
     "candidates": lambda n: [candidate_set(f"{n}", member("c"))],
+    "agents": lambda n: [agent(f"{n}"), reward(f"reward {n}")],
+    "calls": lambda n: [call(f"{n}", [user("u")]), agent(f"agent {n}")],
 }
 
 
@@ -106,6 +108,46 @@ def test_a_group_that_only_an_episode_names_is_listed(client: TestClient) -> Non
     found = [(i["id"], i["is_recorded"], i["num_episodes"], i["size"]) for i in items(client, "/v1/groups")]
     assert found == [("g", False, 2, None), ("h", True, 0, 2)]
     assert ids(client, "/v1/groups?task_id=t") == ["h"]
+
+
+def test_a_tree_is_its_agents_and_its_calls_with_what_each_follows(client: TestClient) -> None:
+    post(
+        client,
+        agent("main"),
+        call("c1", [user("u")], "a", "b"),
+        agent("sub", parent_agent_id="main", spawned_by_call_id="c1"),
+        call("c2", [user("v")], agent="sub"),
+        call("c3", [user("w")], parent="c1", completion=1, delta=True),
+        call("other", [user("u")], episode="e2", agent="elsewhere"),
+    )
+    agents = items(client, "/v1/agents?episode_id=e")
+    assert [(one["id"], one["parent_agent_id"], one["spawned_by_call_id"]) for one in agents] == [
+        ("main", None, None),
+        ("sub", "main", "c1"),
+    ]
+    assert [one["num_calls"] for one in agents] == [2, 1]
+    calls = items(client, "/v1/calls?episode_id=e")
+    assert [(one["id"], one["agent_id"], one["num_completions"]) for one in calls] == [
+        ("c1", "main", 2),
+        ("c2", "sub", 0),
+        ("c3", "main", 0),
+    ]
+    assert [(one["link_call_id"], one["link_completion"], one["link"]) for one in calls] == [
+        (None, None, "none"),
+        (None, None, "none"),
+        ("c1", 1, "named"),
+    ]
+    assert [one["context_messages"] for one in calls] == [1, 1, 3]  # u; v; u, b, w
+    assert ids(client, "/v1/calls?agent_id=sub") == ["c2"]
+    assert ids(client, "/v1/calls?agent_id=nobody") == []
+
+
+def test_a_call_is_listed_once_whichever_half_came_first_and_after_a_new_revision(client: TestClient) -> None:
+    post(client, call("late", [user("u")], phase="end"), call("c", [user("u")], phase="start"))
+    post(client, call("c", [user("u")], phase="end"), call("late", [user("u")], phase="start"))
+    assert ids(client, "/v1/calls") == ["late", "c"]
+    post(client, call("late", [user("u")], phase="start", model="m", revision=1))
+    assert sorted(ids(client, "/v1/calls")) == ["c", "late"]
 
 
 def test_candidates_show_their_members_and_every_selection(client: TestClient) -> None:

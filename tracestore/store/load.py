@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
+from sqlalchemy import BigInteger, ColumnElement, Connection, Row, Select, bindparam, func, select
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
@@ -576,7 +576,34 @@ def load_context(connection: Connection, project_id: int, call_id: str) -> list[
     ).one_or_none()
     if row is None or row.context_messages is None:
         return None
-    keys = [] if row.prompt_node_key is None else [row.prompt_node_key]
-    path = path_contents(read_paths(connection, project_id, keys), row.prompt_node_key)
-    contents = read_contents(connection, project_id, path)
-    return [Raw(contents[key].data) for key in path]
+    if row.prompt_node_key is None:
+        return []
+    dictionaries = Dictionaries(connection, project_id)
+    parameters = {"project_id": project_id, "node_key": row.prompt_node_key}
+    # One statement, so that a context of a thousand messages costs what reading their bytes costs.
+    return [
+        Raw(decompress(data, codec=codec, dictionary=dictionaries.get(dictionary_key)))
+        for codec, data, dictionary_key in connection.execute(_CONTENTS_OF_PATH, parameters).all()
+    ]
+
+
+def _contents_of_path() -> Select[Any]:
+    """The bytes of the messages on the path to one node, root first."""
+    project_id, node, content = bindparam("project_id", type_=BigInteger), t.node.c, t.content.c
+    columns = (node.parent_key, node.content_key, node.depth)
+    path = (
+        select(*columns)
+        .where(node.project_id == project_id, node.key == bindparam("node_key", type_=BigInteger))
+        .cte("path", recursive=True)
+    )
+    above = select(*columns).where(node.project_id == project_id, node.key == path.c.parent_key)
+    path = path.union_all(above)
+    bytes_of = (content.project_id == project_id) & (content.key == path.c.content_key)
+    return (
+        select(content.codec, content.data, content.dictionary_key)
+        .select_from(path.join(t.content, bytes_of))
+        .order_by(path.c.depth)
+    )
+
+
+_CONTENTS_OF_PATH = _contents_of_path()

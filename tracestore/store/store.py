@@ -14,6 +14,7 @@ from tracestore.graph.build import build
 from tracestore.graph.model import Graph
 from tracestore.store import query, schema
 from tracestore.store import tables as t
+from tracestore.store.branches import BranchPath, branch_paths
 from tracestore.store.committer import Committer
 from tracestore.store.engine import connect, writer
 from tracestore.store.ingest import Outcome
@@ -152,6 +153,17 @@ class Store:
                 hint="the call, or a parent that its context begins with, has not come",
             )
         return found
+
+    def branches(self, project: str, episode_id: str) -> list[BranchPath]:
+        """Every branch of an episode, without its messages: none where nothing of it has come."""
+        with self.read() as connection:
+            e, p = t.episode.c, t.project.c
+            row = connection.execute(
+                select(e.project_id, e.key)
+                .select_from(t.episode.join(t.project, p.project_id == e.project_id))
+                .where(p.name == project, e.id == episode_id)
+            ).one_or_none()
+            return [] if row is None else list(branch_paths(connection, row.project_id, row.key))
 
     def snapshot(self, project: str) -> int:
         """The commit position up to which everything is there; give it to `load` and `groups` later."""
