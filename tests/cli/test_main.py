@@ -58,6 +58,9 @@ SURFACE = {
     "db upgrade": {"--db", "--json"},
     "db check": {"--db", "--json"},
     "db stats": {"--db", "--json"},
+    "db backup": {"--blobs", "--db", "--json", "file"},
+    "db restore": {"--db", "--json", "file"},
+    "db parquet": {"--db", "--json", "--project", "folder"},
 }
 """Every verb and its flags. People's scripts depend on them: a change here belongs into the changelog."""
 
