@@ -49,7 +49,10 @@ SURFACE = {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),
         *("--max-tokens", "--micro-batch-tokens", "--seed", "--run", "--out", "--db", "--json"),
     },
-    "verify": {"--blobs", "--db", "--json", "--project", "--template", "--tokenizer", "exports"},
+    "verify": {
+        *("--blobs", "--db", "--json", "--project", "--state", "--template", "--tokenizer"),
+        "exports",
+    },
     "spool": {"action"},
     "spool list": {"--folder", "--json", "--project"},
     "spool show": {"--folder", "--json", "--project"},
