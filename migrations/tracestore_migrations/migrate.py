@@ -38,10 +38,15 @@ def upgrade(engine: Engine) -> None:
     """Run the migrations that a database lacks.
 
     All of them are one transaction, DDL included: killed half way, nothing has happened.
+
+    Raises:
+        WrongRevision: the database is of a newer version. There is no way back from a migration but a backup
+            that was made before it.
     """
     # The write lock is taken first, so of two servers that start together one migrates and one waits.
     with writer(engine).begin() as connection:
         scripts = scripts_of_this_package()
+        _require_known(scripts, schema.revision(connection))
 
         def pending(revision: Any, _context: Any) -> Any:
             return scripts._upgrade_revs("head", revision)
@@ -51,6 +56,17 @@ def upgrade(engine: Engine) -> None:
             context.run_migrations()
         # What a migration made anew has none.
         schema.set_plan_statistics(connection)
+
+
+def _require_known(scripts: ScriptDirectory, revision: str | None) -> None:
+    known = {script.revision for script in scripts.walk_revisions()}
+    if revision is not None and revision not in known:
+        raise schema.WrongRevision(
+            found=revision,
+            expected=scripts.get_current_head(),
+            hint="install the newer tracestore that made it, or bring back a backup from before its upgrade:"
+            " no database is downgraded",
+        )
 
 
 def scripts_of_this_package() -> ScriptDirectory:

@@ -53,7 +53,10 @@ SURFACE = {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),
         *("--max-tokens", "--micro-batch-tokens", "--seed", "--run", "--out", "--db", "--json"),
     },
-    "verify": {"--blobs", "--db", "--json", "--project", "--template", "--tokenizer", "exports"},
+    "verify": {
+        *("--blobs", "--db", "--json", "--project", "--state", "--template", "--tokenizer"),
+        "exports",
+    },
     "spool": {"action"},
     "spool list": {"--folder", "--json", "--project"},
     "spool show": {"--folder", "--json", "--project"},
@@ -62,6 +65,9 @@ SURFACE = {
     "db upgrade": {"--db", "--json"},
     "db check": {"--db", "--json"},
     "db stats": {"--db", "--json"},
+    "db backup": {"--blobs", "--db", "--json", "file"},
+    "db restore": {"--db", "--json", "file"},
+    "db parquet": {"--db", "--json", "--project", "folder"},
 }
 """Every verb and its flags. People's scripts depend on them: a change here belongs into the changelog."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Engine, column, inspect, make_url, select, text
+from sqlalchemy import Engine, column, event, inspect, make_url, select, text
 from sqlalchemy import table as sql_table
 
 from tests import factories as make
@@ -22,9 +22,10 @@ from tracestore.store import Store
 from tracestore.store import tables as t
 from tracestore.store.engine import NoStore, connect, writer
 from tracestore.store.runs import unpack_ids
-from tracestore.store.schema import view_statements
+from tracestore.store.schema import WrongRevision, view_statements
 from tracestore.store.verify import verify
 from tracestore_migrations import check, current, open_store, upgrade
+from tracestore_migrations.catalogue import read_catalogue
 from tracestore_migrations.migrate import scripts_of_this_package
 
 EVENTS = [
@@ -107,7 +108,7 @@ def test_a_store_that_migrations_made_works(tmp_path: Path) -> None:
     upgrade(engine)
     engine.dispose()
     with open_store(url) as store:
-        store.ingest("p", [posted(event) for event in EVENTS])
+        store.ingest("p", [posted(one) for one in EVENTS])
         assert store.load_graph("p", "e") == build(EVENTS)
 
 
@@ -187,7 +188,7 @@ def make_store_of(engine: Engine, revision: str, source: Engine) -> None:
 @pytest.fixture
 def filled(tmp_path: Path) -> Iterator[Store]:
     with Store.open(f"sqlite:///{tmp_path / 'filled.db'}") as store:
-        store.ingest("p", [posted(event) for event in EVENTS])
+        store.ingest("p", [posted(one) for one in EVENTS])
         yield store
 
 
@@ -202,6 +203,86 @@ def test_the_rows_of_the_first_revision_stay_and_may_be_replaced(engine: Engine,
     _check_upgraded(str(engine.url))
 
 
+RELEASED = [script.revision for script in reversed(list(scripts_of_this_package().walk_revisions()))][:-1]
+
+
+@pytest.mark.parametrize("revision", RELEASED)
+def test_the_rows_of_every_revision_stay_and_may_be_replaced(
+    engine: Engine, filled: Store, revision: str
+) -> None:
+    make_store_of(engine, revision, filled.engine)
+    assert current(engine) == revision
+    upgrade(engine)
+    assert check(engine) == []
+    _check_upgraded(str(engine.url))
+
+
+class Stopped(Exception):
+    """The upgrade ends here."""
+
+
+def stop_after(engine: Engine, number: int) -> Callable[[], None]:
+    """Make the writing statement of this number the last one that runs; gives what undoes that."""
+    seen = 0
+
+    def count(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        nonlocal seen
+        writes = statement.lstrip().startswith(("CREATE", "ALTER", "DROP", "INSERT", "DELETE", "UPDATE"))
+        seen += writes and "sqlite_stat1" not in statement
+        if seen == number:
+            raise Stopped
+
+    event.listen(engine, "after_cursor_execute", count)
+    return lambda: event.remove(engine, "after_cursor_execute", count)
+
+
+def upgrade_stopped_everywhere(engine: Engine) -> int:
+    """Upgrade, stopped after each of its writes, which leaves all as it was; how many there are."""
+    before = everything(engine)
+    for number in range(1, 1000):
+        undo = stop_after(engine, number)
+        try:
+            upgrade(engine)
+        except Stopped:
+            continue
+        finally:
+            undo()
+            if current(engine) != t.REVISION:
+                assert everything(engine) == before
+        return number - 1
+    raise AssertionError("it never ends")
+
+
+def everything(engine: Engine) -> dict[str, list[object]]:
+    """The schema of a database and all its rows."""
+    with engine.connect() as connection:
+        found: dict[str, list[object]] = {
+            name: sorted(lines) for name, lines in read_catalogue(connection).items()
+        }
+        for name in inspect(connection).get_table_names():
+            found[f"rows of {name}"] = sorted(map(repr, connection.execute(text(f'SELECT * FROM "{name}"'))))
+    return found
+
+
+def test_an_upgrade_stopped_after_any_write_has_done_nothing(engine: Engine, filled: Store) -> None:
+    make_store_of(engine, "0004", filled.engine)
+    assert upgrade_stopped_everywhere(engine) >= 20
+    assert check(engine) == []
+    _check_upgraded(str(engine.url))
+
+
+def test_a_database_of_a_newer_version_is_refused_and_left_alone(engine: Engine) -> None:
+    upgrade(engine)
+    with writer(engine).begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    before = everything(engine)
+    with pytest.raises(WrongRevision, match="backup"):
+        upgrade(engine)
+    with pytest.raises(WrongRevision, match="9999"):
+        open_store(str(engine.url))
+    assert everything(engine) == before
+
+
 def test_every_index_of_an_upgraded_store_has_statistics(engine: Engine, filled: Store) -> None:
     make_store_of(engine, "0004", filled.engine)
     upgrade(engine)
@@ -214,7 +295,7 @@ def test_every_index_of_an_upgraded_store_has_statistics(engine: Engine, filled:
 def _check_upgraded(url: str) -> None:
     with open_store(url) as store:
         assert store.load_graph("p", "e") == build(EVENTS)
-        assert {o.status for o in store.ingest("p", [posted(event) for event in EVENTS])} == {"duplicate"}
+        assert {o.status for o in store.ingest("p", [posted(one) for one in EVENTS])} == {"duplicate"}
         newer = call("c1", [user("w")], "c", revision=1)
         assert [o.status for o in store.ingest("p", [posted(newer)])] == ["stored"]
         assert store.load_graph("p", "e") == build([*EVENTS, newer])
@@ -224,21 +305,25 @@ def _check_upgraded(url: str) -> None:
 def test_postgresql_has_the_same_schema_and_the_same_law(filled: Store) -> None:
     with postgresql() as url:
         _check_on_postgresql(url)
-        older = _another_database(url)
-        engine = connect(older)
-        make_store_of(engine, "0001", filled.engine)
-        upgrade(engine)
-        assert check(engine) == []
-        engine.dispose()
-        _check_upgraded(older)
+        for revision in RELEASED:
+            _check_upgrade_on_postgresql(_another_database(url, f"of_{revision}"), revision, filled)
 
 
-def _another_database(url: str) -> str:
+def _check_upgrade_on_postgresql(url: str, revision: str, filled: Store) -> None:
+    engine = connect(url)
+    make_store_of(engine, revision, filled.engine)
+    upgrade(engine)
+    assert check(engine) == []
+    engine.dispose()
+    _check_upgraded(url)
+
+
+def _another_database(url: str, name: str) -> str:
     engine = connect(url)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("CREATE DATABASE older"))
+        connection.execute(text(f"CREATE DATABASE {name}"))
     engine.dispose()
-    return make_url(url).set(database="older").render_as_string(hide_password=False)
+    return make_url(url).set(database=name).render_as_string(hide_password=False)
 
 
 def _check_on_postgresql(url: str) -> None:
@@ -250,9 +335,9 @@ def _check_on_postgresql(url: str) -> None:
     assert [line.partition(" CREATE")[0] for line in check(engine)] == ["call: lacks"]
     engine.dispose()
     with open_store(url) as store:
-        for event in reversed(EVENTS):
-            assert [o.status for o in store.ingest("p", [posted(event)])] == ["stored"]
-            assert [o.status for o in store.ingest("p", [posted(event)])] == ["duplicate"]
+        for one in reversed(EVENTS):
+            assert [o.status for o in store.ingest("p", [posted(one)])] == ["stored"]
+            assert [o.status for o in store.ingest("p", [posted(one)])] == ["duplicate"]
         assert store.load_graph("p", "e") == build(EVENTS)
         assert verify(store, "p").problems == ()
         with store.read() as connection:

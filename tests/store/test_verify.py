@@ -9,7 +9,7 @@ from tests import factories as make
 from tests.factories import answer, assistant, call, posted, user
 from tracestore.store import Store
 from tracestore.store.engine import writer
-from tracestore.store.verify import verify
+from tracestore.store.verify import verify, verify_from
 
 
 @pytest.fixture
@@ -70,3 +70,32 @@ def test_what_is_tampered_with_is_found(filled: Store, sql: str, name: str) -> N
             connection.execute(text(sql))
         connection.connection.execute("PRAGMA foreign_keys = ON")  # type: ignore[attr-defined]
     assert name in {finding.name for finding in verify(filled, "p")}
+
+
+def test_a_check_goes_on_from_any_cursor_and_finds_what_the_whole_finds(filled: Store) -> None:
+    with writer(filled.engine).begin() as connection:
+        connection.execute(text("UPDATE content SET size = size + 1 WHERE role = 'user'"))
+        connection.execute(text("UPDATE call SET link = 'named' WHERE id = 'c1'"))
+    pieces = list(verify_from(filled, "p"))
+    whole = [finding for piece in pieces for finding in piece.findings]
+    assert {finding.name for finding in whole} == {"content_size", "links"}
+    assert pieces[-1].cursor is None
+    for number, piece in enumerate(pieces[:-1], start=1):
+        rest = [
+            finding for later in verify_from(filled, "p", cursor=piece.cursor) for finding in later.findings
+        ]
+        assert rest == [finding for later in pieces[number:] for finding in later.findings]
+
+
+def test_contents_are_read_a_page_at_a_time(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracestore.store.verify._CONTENTS_AT_ONCE", 2)
+    amounts = [piece.amount for piece in verify_from(filled, "p") if piece.cursor is not None]
+    # 5 contents: 2, 2, 1, and the page that is empty; then what else there is.
+    assert amounts[:4] == [2, 2, 1, 0]
+
+
+def test_what_is_posted_during_a_check_neither_waits_nor_is_found_fault_with(filled: Store) -> None:
+    for number, piece in enumerate(verify_from(filled, "p")):
+        assert piece.findings == ()
+        posted_now = filled.ingest("p", [posted(make.reward(f"late {number}"))])
+        assert [outcome.status for outcome in posted_now] == ["stored"]

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from tracestore.errors import TracestoreError
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from tracestore.store.store import Store
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -151,6 +153,18 @@ def store_at(url: str, *, create: bool = True) -> Iterator[Store]:
 def opened_store(args: argparse.Namespace, *, create: bool = True) -> AbstractContextManager[Store]:
     """The store that `--db` names, as `store_at` gives it."""
     return store_at(args.db, create=create)
+
+
+@contextmanager
+def opened_engine(args: argparse.Namespace, *, create: bool) -> Iterator[Engine]:
+    """The database that `--db` names, whatever revision it is at."""
+    from tracestore.store.engine import connect
+
+    engine = connect(args.db, create=create)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 def require_project(store: Store, args: argparse.Namespace) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tracestore.cli.chat import add_chat_flags, chat_of
 from tracestore.cli.common import (
     Subparsers,
+    UsageError,
     add_store_flags,
     opened_store,
     print_json_line,
     print_line,
     printable,
+    progress,
     require_project,
     verb_parser,
 )
@@ -22,9 +25,10 @@ from tracestore.errors import TracestoreError
 
 if TYPE_CHECKING:
     from tracestore.store.store import Store
+    from tracestore.store.verify_state import VerifyState
 
-Checked: TypeAlias = "tuple[dict[str, Any], list[dict[str, str]]]"
-"""What was checked, in numbers, and what was found."""
+Line: TypeAlias = dict[str, Any]
+"""A finding, or after the findings what was `checked`, in numbers."""
 
 
 class Finding(Protocol):
@@ -60,6 +64,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="where the server keeps the payloads, to check them too (default: FILE.blobs beside a SQLite"
         " file, where it is there)",
     )
+    parser.add_argument(
+        "--state",
+        metavar="FILE",
+        help="keep here how far the check of a store has come, and go on there if it was broken off",
+    )
     add_chat_flags(parser, purpose="what the exports were rendered with")
 
 
@@ -68,20 +77,22 @@ def run(args: argparse.Namespace) -> int:
 
     for path in args.exports:
         require_manifest(Path(path))
+    if args.state is not None and args.exports:
+        raise UsageError(hint="--state goes with a check of the store itself")
     found = 0
     with opened_store(args, create=False) as store:
         require_project(store, args)
-        checks = _exports(store, args) if args.exports else _store(store, args)
-        for summary, findings in checks:
-            for finding in findings:
-                _print_finding(finding, args)
-            found += summary["findings"]
-            _print_summary(summary, args)
+        for line in _exports(store, args) if args.exports else _store(store, args):
+            if "checked" in line:
+                found += line["findings"]
+                _print_summary(line, args)
+            else:
+                _print_finding(line, args)
     return 1 if found else 0
 
 
-def _exports(store: Store, args: argparse.Namespace) -> Iterator[Checked]:
-    """Per export: its summary and findings. One that cannot be read is a finding, not the end."""
+def _exports(store: Store, args: argparse.Namespace) -> Iterator[Line]:
+    """Per export: its findings and its summary. One that cannot be read is a finding, not the end."""
     from tracestore_exporters.verify import verify_export
 
     chat = chat_of(args)
@@ -91,10 +102,11 @@ def _exports(store: Store, args: argparse.Namespace) -> Iterator[Checked]:
         except TracestoreError as error:
             if error.exit_code == 2:
                 raise
-            finding = {"name": type(error).__name__, "where": path, "detail": str(error)}
-            yield {"checked": path, "findings": 1}, [finding]
+            yield {"name": type(error).__name__, "where": path, "detail": str(error)}
+            yield {"checked": path, "findings": 1}
             continue
-        summary = {
+        yield from map(_facts, report.findings)
+        yield {
             "checked": path,
             "rows": report.rows,
             "samples": report.samples,
@@ -102,29 +114,51 @@ def _exports(store: Store, args: argparse.Namespace) -> Iterator[Checked]:
             "trained_tokens": report.trained_tokens,
             "findings": len(report.findings) + report.dropped,
         }
-        yield summary, [_facts(finding) for finding in report.findings]
 
 
-def _store(store: Store, args: argparse.Namespace) -> Iterator[Checked]:
-    from tracestore.store.verify import verify
+def _store(store: Store, args: argparse.Namespace) -> Iterator[Line]:
+    from tracestore.store.verify import counts, verify_from
 
-    report = verify(store, args.project)
-    summary = {
+    totals = counts(store, args.project)
+    with (
+        _state(args) as state,
+        progress("verify", args=args, total=totals["num_contents"] + totals["num_episodes"]) as advance,
+    ):
+        for piece in verify_from(store, args.project, cursor=state.cursor):
+            yield from map(_facts, piece.findings)
+            state.save(piece.cursor, findings=len(piece.findings))
+            advance(piece.amount)
+    yield {
         "checked": args.db,
         "project": args.project,
-        "events": report.num_events,
-        "episodes": report.num_episodes,
-        "contents": report.num_contents,
-        "findings": len(report.problems),
+        "events": totals["num_events"],
+        "episodes": totals["num_episodes"],
+        "contents": totals["num_contents"],
+        "findings": state.findings,
     }
-    yield summary, [_facts(finding) for finding in report]
     if (place := args.blobs or _default_blobs(args.db)) is not None:
         from tracestore.store.blobs import open_blobs
         from tracestore.store.blobs.verify import count_blobs, verify_blobs
 
-        found = [_facts(finding) for finding in verify_blobs(store, args.project, open_blobs(place))]
+        num_found = 0
+        for finding in verify_blobs(store, args.project, open_blobs(place)):
+            num_found += 1
+            yield _facts(finding)
         blobs = count_blobs(store, args.project)
-        yield {"checked": place, "project": args.project, "blobs": blobs, "findings": len(found)}, found
+        yield {"checked": place, "project": args.project, "blobs": blobs, "findings": num_found}
+
+
+@contextmanager
+def _state(args: argparse.Namespace) -> Iterator[VerifyState]:
+    """Where an earlier run has come to; the file is gone when the check has come to its end."""
+    from tracestore.store.verify_state import VerifyState
+
+    file = None if args.state is None else Path(args.state)
+    state = VerifyState.read(file, db=args.db, project=args.project)
+    try:
+        yield state
+    finally:
+        state.close()
 
 
 def _default_blobs(db_url: str) -> str | None:

@@ -2,14 +2,17 @@
 
 Nothing is taken from what ingest kept in memory: events are read back from rows, the graph is built from
 them, and every stored place, link and token run is compared with it.
+
+It goes piece by piece, and a cursor says how far it has come: on a large database a check that was broken off
+goes on where it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from sqlalchemy import Connection, Table, func, select, text
@@ -26,6 +29,9 @@ from tracestore.store.load import came_at, load_events, path_contents, read_cont
 from tracestore.store.query import find_project
 from tracestore.store.runs import read_chains, spell
 from tracestore.store.store import Store
+
+_CONTENTS_AT_ONCE = 5000
+_ROWS_IN_HAND = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,61 +57,124 @@ class Report:
         return iter(self.problems)
 
 
+_Piece: TypeAlias = "tuple[int | None, int, Sequence[Finding]]"
+"""Where the step goes on, how many things were looked at, what was found."""
+
+
+class Cursor(NamedTuple):
+    """How far a check has come: everything before it is checked."""
+
+    step: str = "contents"
+    after: int = -1
+    """The last key, or the index of the last table, that was checked in this step."""
+
+
+class Checked(NamedTuple):
+    """What one piece of a check gave."""
+
+    cursor: Cursor | None
+    """Where to go on; None: that was all."""
+    findings: tuple[Finding, ...]
+    amount: int
+    """How many contents, tables or episodes were looked at."""
+
+
 def verify(store: Store, project: str) -> Report:
-    """Check everything stored of a project, at one moment."""
+    """Check everything stored of a project."""
+    problems = tuple(finding for checked in verify_from(store, project) for finding in checked.findings)
+    return Report(project, problems, **counts(store, project))
+
+
+def verify_from(store: Store, project: str, *, cursor: Cursor | None = None) -> Iterator[Checked]:
+    """Check a project piece by piece, from a cursor on that an earlier run gave.
+
+    Each piece is one transaction: what is written meanwhile waits for none, and memory holds a page of
+    contents, or one episode. What was written before the cursor since then is not looked at.
+    """
+    at: Cursor | None = cursor or Cursor()
+    while at is not None:
+        with store.read() as connection:
+            project_id = find_project(connection, project)
+            if project_id is None:
+                return
+            checked = _Checker(connection, project_id).check(at)
+        yield checked
+        at = checked.cursor
+
+
+def counts(store: Store, project: str) -> dict[str, int]:
+    """How many events, episodes and contents there are to check."""
     with store.read() as connection:
         project_id = find_project(connection, project)
         if project_id is None:
-            return Report(project, (), 0, 0, 0)
+            return {"num_events": 0, "num_episodes": 0, "num_contents": 0}
         checker = _Checker(connection, project_id)
-        problems = (
-            *checker.contents(),
-            *checker.positions(),
-            *checker.entities(),
-            *checker.foreign_keys(),
-            *checker.episodes(),
-        )
-        return Report(
-            project,
-            problems,
-            checker.count(t.raw_event),
-            checker.count(t.episode, t.episode.c.first_pos.is_not(None)),
-            checker.count(t.content),
-        )
+        return {
+            "num_events": checker.count(t.raw_event),
+            "num_episodes": checker.count(t.episode, t.episode.c.first_pos.is_not(None)),
+            "num_contents": checker.count(t.content),
+        }
 
 
 class _Checker:
+    """Checks pieces of a project. A step gives None for `after` where it has come to its end."""
+
     def __init__(self, connection: Connection, project_id: int) -> None:
         self._connection = connection
         self._project_id = project_id
+
+    def check(self, cursor: Cursor) -> Checked:
+        """The piece that a cursor stands before."""
+        steps = {
+            "contents": self.contents,
+            "positions": self.positions,
+            "entities": self.entities,
+            "foreign_keys": self.foreign_keys,
+            "episodes": self.episodes,
+        }
+        after, amount, findings = steps[cursor.step](cursor.after)
+        if after is not None:
+            return Checked(Cursor(cursor.step, after), tuple(findings), amount)
+        names = list(steps)
+        following = names[names.index(cursor.step) + 1 :]
+        return Checked(Cursor(following[0]) if following else None, tuple(findings), amount)
 
     def count(self, table: Table, *where: Any) -> int:
         query = select(func.count()).select_from(table).where(table.c.project_id == self._project_id, *where)
         return self._connection.execute(query).scalar_one()
 
-    def contents(self) -> Iterator[Finding]:
+    def contents(self, after: int) -> _Piece:
         """Every content hashes to its name."""
         c = t.content.c
-        dictionaries = Dictionaries(self._connection, self._project_id)
         rows = self._connection.execute(
             select(c.key, c.sha256, c.size, c.codec, c.data, c.dictionary_key)
-            .where(c.project_id == self._project_id)
-            .execution_options(yield_per=500)
+            .where(c.project_id == self._project_id, c.key > after)
+            .order_by(c.key)
+            .limit(_CONTENTS_AT_ONCE)
+            .execution_options(yield_per=_ROWS_IN_HAND)
         )
+        dictionaries = Dictionaries(self._connection, self._project_id)
+        findings: list[Finding] = []
+        last, amount = None, 0
         for row in rows:
-            where = f"content {row.key}"
-            try:
-                dictionary = dictionaries.get(row.dictionary_key)
-                data = decompress(row.data, codec=row.codec, dictionary=dictionary)
-            except Exception as error:  # noqa: BLE001 - whatever a broken frame raises
-                yield Finding("content_unreadable", where, str(error))
-                continue
-            if sha256(data).digest() != row.sha256:
-                yield Finding("content_hash", where, "its bytes do not have its sha256")
-            if len(data) != row.size:
-                yield Finding("content_size", where, f"it has {len(data)} bytes, the row says {row.size}")
+            findings += self._content(row, dictionaries)
+            last, amount = row.key, amount + 1
+        return last, amount, findings
 
-    def positions(self) -> Iterator[Finding]:
+    def _content(self, row: Any, dictionaries: Dictionaries) -> Iterator[Finding]:
+        where = f"content {row.key}"
+        try:
+            dictionary = dictionaries.get(row.dictionary_key)
+            data = decompress(row.data, codec=row.codec, dictionary=dictionary)
+        except Exception as error:  # noqa: BLE001 - whatever a broken frame raises
+            yield Finding("content_unreadable", where, str(error))
+            return
+        if sha256(data).digest() != row.sha256:
+            yield Finding("content_hash", where, "its bytes do not have its sha256")
+        if len(data) != row.size:
+            yield Finding("content_size", where, f"it has {len(data)} bytes, the row says {row.size}")
+
+    def positions(self, _after: int) -> _Piece:
         """Commit positions are 1 to n, each that of one event or left empty by one that was replaced."""
         p, raw = t.project.c, t.raw_event.c
         last = self._connection.execute(
@@ -119,56 +188,76 @@ class _Checker:
                 func.max(raw.pos),
             ).where(raw.project_id == self._project_id)
         ).one()
-        if number + replaced != last or (number and (first, highest) != (1, last)):
-            detail = (
-                f"{number} events and {replaced} that they replaced lie at positions {first} to {highest}, "
-                f"the project counts to {last}"
-            )
-            yield Finding("commit_positions", "project", detail)
+        if number + replaced == last and (not number or (first, highest) == (1, last)):
+            return None, 0, []
+        detail = (
+            f"{number} events and {replaced} that they replaced lie at positions {first} to {highest}, "
+            f"the project counts to {last}"
+        )
+        return None, 0, [Finding("commit_positions", "project", detail)]
 
-    def entities(self) -> Iterator[Finding]:
+    def entities(self, after: int) -> _Piece:
         """A row is either a placeholder or has an event, never both."""
+        kinds = list(TABLES.items())
+        if after + 1 == len(kinds):
+            return None, 0, []
+        kind, table = kinds[after + 1]
         raw = t.raw_event.c
-        for kind, table in TABLES.items():
-            has_event = (
-                select(raw.entity_key)
-                .where(
-                    raw.project_id == self._project_id,
-                    raw.kind == kind,
-                    raw.entity_key == table.c.key,
-                )
-                .exists()
+        has_event = (
+            select(raw.entity_key)
+            .where(
+                raw.project_id == self._project_id,
+                raw.kind == kind,
+                raw.entity_key == table.c.key,
             )
-            is_there = ~table.c.is_placeholder if kind in PLACEHOLDERS else table.c.id.is_not(None)
-            wrong = select(table.c.id).where(
-                table.c.project_id == self._project_id, is_there != has_event, table.c.id.is_not(None)
-            )
-            for (id_,) in self._connection.execute(wrong):
-                yield Finding("entity_without_event", f"{kind} {id_}", "its row and the event log disagree")
+            .exists()
+        )
+        is_there = ~table.c.is_placeholder if kind in PLACEHOLDERS else table.c.id.is_not(None)
+        wrong = select(table.c.id).where(
+            table.c.project_id == self._project_id, is_there != has_event, table.c.id.is_not(None)
+        )
+        findings = [
+            Finding("entity_without_event", f"{kind} {id_}", "its row and the event log disagree")
+            for (id_,) in self._connection.execute(wrong)
+        ]
+        return after + 1, 1, findings
 
-    def foreign_keys(self) -> Iterator[Finding]:
+    def foreign_keys(self, after: int) -> _Piece:
         """SQLite can be told to look the other way; PostgreSQL cannot."""
-        if self._connection.dialect.name == "sqlite":
-            for table, rowid, parent, _ in self._connection.execute(text("PRAGMA foreign_key_check")):
-                yield Finding("foreign_key", f"{table} row {rowid}", f"refers to no row of {parent}")
+        names = sorted(t.metadata.tables)
+        if self._connection.dialect.name != "sqlite" or after + 1 == len(names):
+            return None, 0, []
+        rows = self._connection.execute(text(f"PRAGMA foreign_key_check({names[after + 1]})"))
+        findings = [
+            Finding("foreign_key", f"{table} row {rowid}", f"refers to no row of {parent}")
+            for table, rowid, parent, _ in rows
+        ]
+        return after + 1, 1, findings
 
-    def episodes(self) -> Iterator[Finding]:
+    def episodes(self, after: int) -> _Piece:
         """What is derived and stored is what the events give when derived again."""
         episode = t.episode.c
-        rows = self._connection.execute(
+        row = self._connection.execute(
             select(episode.key, episode.id)
-            .where(episode.project_id == self._project_id, episode.first_pos.is_not(None))
+            .where(
+                episode.project_id == self._project_id,
+                episode.first_pos.is_not(None),
+                episode.key > after,
+            )
             .order_by(episode.key)
-        ).all()
-        for key, id_ in rows:
-            try:
-                graph = build(load_events(self._connection, self._project_id, key))
-            except Exception as error:  # noqa: BLE001 - whatever broken rows raise
-                yield Finding("episode_unreadable", f"episode {id_}", f"{type(error).__name__}: {error}")
-                continue
-            stored = _Stored(self._connection, self._project_id, key)
-            for name, detail in stored.differences(graph):
-                yield Finding(name, f"episode {id_}", detail)
+            .limit(1)
+        ).first()
+        return (None, 0, []) if row is None else (row.key, 1, list(self._episode(row.key, row.id)))
+
+    def _episode(self, key: int, id_: str) -> Iterator[Finding]:
+        try:
+            graph = build(load_events(self._connection, self._project_id, key))
+        except Exception as error:  # noqa: BLE001 - whatever broken rows raise
+            yield Finding("episode_unreadable", f"episode {id_}", f"{type(error).__name__}: {error}")
+            return
+        stored = _Stored(self._connection, self._project_id, key)
+        for name, detail in stored.differences(graph):
+            yield Finding(name, f"episode {id_}", detail)
 
 
 class _Stored:

@@ -1,0 +1,167 @@
+"""A backup is a store: all that was acknowledged before it began, while others go on writing."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from tests import factories as make
+from tests.databases import empty_store
+from tests.factories import call, posted, user
+from tests.serving import Connection, running_server
+from tracestore.cli.main import main
+from tracestore.store import Store
+from tracestore.store.backup import BadBackup, FileThere, backup, blobs_of, restore
+from tracestore.store.blobs import open_blobs
+from tracestore.store.engine import BadUrl, NoStore
+from tracestore.store.verify import verify
+
+
+def unheard(copied: int, pages: int) -> None:
+    pass
+
+
+def episode_of(number: int) -> list[object]:
+    name = f"e{number}"
+    return [
+        make.episode(name),
+        make.agent(f"a{number}", episode=name),
+        call(f"c{number}", [user(f"{number} " * 2000)], "b", episode=name, agent=f"a{number}"),
+    ]
+
+
+def fill(store: Store, number: int) -> None:
+    outcomes = store.ingest("p", [posted(event) for event in episode_of(number)])
+    assert {outcome.status for outcome in outcomes} == {"stored"}
+
+
+def test_a_backup_beside_a_server_that_is_written_to_holds_all_that_was_acknowledged(tmp_path: Path) -> None:
+    database = tmp_path / "live.db"
+    ended, acknowledged = threading.Event(), [0]
+
+    def post(url: str) -> None:
+        number = 0
+        with Connection(url) as connection:
+            while not ended.is_set():
+                body = b"[" + b",".join(posted(event)[1] for event in episode_of(number)) + b"]"
+                status, answer = connection.post("/v1/events", body, {"X-Tracestore-Project": "p"})
+                assert status == 200, answer
+                number += 1
+                acknowledged[0] = number
+
+    with running_server(database) as server:
+        poster = threading.Thread(target=post, args=(server.url,))
+        poster.start()
+        try:
+            while acknowledged[0] < 30:
+                time.sleep(0.01)
+            before = acknowledged[0]
+            heard: list[tuple[int, int]] = []
+            copied = backup(
+                f"sqlite:///{database}",
+                tmp_path / "copy.db",
+                blobs=None,
+                heard=lambda done, pages: heard.append((done, pages)),
+            )
+            while acknowledged[0] < before + 5:  # the server goes on
+                time.sleep(0.01)
+        finally:
+            ended.set()
+            poster.join()
+    assert heard[-1][0] == heard[-1][1] > 0
+    assert copied.positions["p"] >= 3 * before
+    with Store.open(f"sqlite:///{tmp_path / 'copy.db'}", create=False) as store:
+        report = verify(store, "p")
+        assert report.problems == ()
+        assert report.num_events == copied.positions["p"]
+        assert report.num_episodes >= before
+    assert sorted(path.name for path in tmp_path.glob("copy*")) == ["copy.db"]
+
+
+def test_a_backup_is_of_one_moment_however_often_the_store_changes_between_its_steps(tmp_path: Path) -> None:
+    url = empty_store(tmp_path / "t.db")
+    with Store.open(url) as store:
+        for number in range(40):
+            fill(store, number)
+
+        def write(copied: int, pages: int) -> None:
+            fill(store, 1000 + copied)
+
+        copied = backup(url, tmp_path / "copy.db", blobs=None, heard=write)
+        assert copied.positions == {"p": 120}
+        assert store.snapshot("p") > 120
+
+
+def test_payloads_come_along_and_a_restored_store_is_the_same(tmp_path: Path) -> None:
+    url = empty_store(tmp_path / "t.db")
+    name = sha256(b"image").hexdigest()
+    with Store.open(url) as store:
+        fill(store, 0)
+    with open_blobs(str(tmp_path / "t.db.blobs")).uploads.begin("p", name) as upload:
+        upload.write(b"image")
+        upload.finish()
+    copied = backup(url, tmp_path / "copy.db", blobs=tmp_path / "t.db.blobs", heard=unheard)
+    assert (copied.blobs, copied.blob_bytes) == (1, 5)
+    again = f"sqlite:///{tmp_path / 'again.db'}"
+    restored = restore(tmp_path / "copy.db", again, heard=unheard)
+    assert restored.positions == copied.positions == {"p": 3}
+    assert b"".join(open_blobs(str(tmp_path / "again.db.blobs")).read("p", name, start=0, stop=5)) == b"image"
+    with Store.open(url) as old, Store.open(again, create=False) as new:
+        assert new.load_graph("p", "e0") == old.load_graph("p", "e0")
+
+
+def test_nothing_is_written_over_and_nothing_is_left_of_what_failed(tmp_path: Path) -> None:
+    url = empty_store(tmp_path / "t.db")
+    (tmp_path / "there.db").touch()
+    with pytest.raises(FileThere):
+        backup(url, tmp_path / "there.db", blobs=None, heard=unheard)
+    with pytest.raises(FileThere):
+        restore(tmp_path / "there.db", url, heard=unheard)
+    with pytest.raises(NoStore):
+        backup(f"sqlite:///{tmp_path / 'none.db'}", tmp_path / "copy.db", blobs=None, heard=unheard)
+    with pytest.raises(BadBackup, match="store"):
+        restore(tmp_path / "there.db", f"sqlite:///{tmp_path / 'new.db'}", heard=unheard)
+    (tmp_path / "t.db.blobs" / "aa" / "bb").mkdir(parents=True)
+    (tmp_path / "t.db.blobs" / "aa" / "bb" / ("b" * 64)).write_bytes(b"other bytes")
+    with pytest.raises(BadBackup, match="hash"):
+        backup(url, tmp_path / "copy.db", blobs=tmp_path / "t.db.blobs", heard=unheard)
+    assert not list(tmp_path.glob("copy*"))
+    assert not list(tmp_path.glob("new*"))
+
+
+def test_a_damaged_backup_is_refused(tmp_path: Path) -> None:
+    url = empty_store(tmp_path / "t.db")
+    with Store.open(url) as store:
+        fill(store, 0)
+    with closing(sqlite3.connect(tmp_path / "t.db")) as connection, connection:
+        connection.execute("UPDATE reward SET episode_key = 5")
+        connection.execute("UPDATE call SET episode_key = 99999")
+    with pytest.raises(BadBackup, match="call"):
+        backup(url, tmp_path / "copy.db", blobs=None, heard=unheard)
+    assert not blobs_of(tmp_path / "copy.db").exists()
+
+
+def test_postgresql_is_told_its_own_tools() -> None:
+    with pytest.raises(BadUrl, match="pg_dump"):
+        backup("postgresql://localhost/x", Path("copy"), blobs=None, heard=unheard)
+
+
+def test_the_verbs_say_what_they_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = empty_store(tmp_path / "t.db")
+    with Store.open(url) as store:
+        fill(store, 0)
+    copy = str(tmp_path / "copy.db")
+    assert main(["db", "backup", copy, "--db", url, "--json", "--blobs", "s3://bucket/x"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["file"], facts["positions"], facts["blobs"]) == (copy, {"p": 3}, 0)
+    assert facts["blobs_not_copied"] == "s3://bucket/x"
+    assert main(["db", "restore", copy, "--db", f"sqlite:///{tmp_path / 'again.db'}"]) == 0
+    assert "positions" in capsys.readouterr().out
+    assert main(["db", "restore", copy, "--db", url]) == 2
