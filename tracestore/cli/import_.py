@@ -14,6 +14,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from tracestore.cli.common import (
+    DEFAULT_PROJECT,
     Subparsers,
     UsageError,
     add_store_flags,
@@ -71,6 +72,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "its key is $TRACESTORE_API_KEY",
     )
     add_store_flags(parser)
+    # A server's key knows its project, so whether one is named makes a difference.
+    parser.set_defaults(project=None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -148,7 +151,7 @@ def _sink(args: argparse.Namespace) -> Iterator[Sink]:
             # Opened when there is something to store: a file that cannot be read leaves no database behind.
             if not stores:
                 stores.append(stack.enter_context(opened_store(args)))
-            outcomes = stores[0].ingest(args.project, list(batch))
+            outcomes = stores[0].ingest(args.project or DEFAULT_PROJECT, list(batch))
             return [(outcome.status, outcome.problem) for outcome in outcomes]
 
         yield ingest

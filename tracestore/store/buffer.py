@@ -105,7 +105,7 @@ class Buffer:
         alike: dict[tuple[str, ...], Collection[dict[str, Any]]]
         if _refers_to_itself(table):
             # In the order in which they came, so that what a row refers to stands before it.
-            alike = {tuple(dict.fromkeys(chain.from_iterable(rows))): rows}
+            alike = {tuple(sorted(set(chain.from_iterable(rows)))): rows}
         else:
             alike = _by_columns(rows)
         for names, some in alike.items():
@@ -174,7 +174,7 @@ def _key_of(table: Table) -> Callable[[Mapping[str, Any]], Key]:
 
 
 def _by_columns(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, ...], Collection[dict[str, Any]]]:
-    """Rows by the columns in which they have a value, and the rest of a row taken off."""
+    """Rows by the columns in which they have a value; those without one are left out."""
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         if None in row.values():
