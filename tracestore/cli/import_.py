@@ -68,6 +68,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--url",
+        type=_server_url,
         help="post to this server instead of opening --db, e.g. http://127.0.0.1:8421; "
         "its key is $TRACESTORE_API_KEY",
     )
@@ -132,6 +133,18 @@ def _report(done: Imported, args: argparse.Namespace) -> None:
         print_line(printable(line))
     if done.outcomes["stored"] and args.url is None:
         note("`tracestore show` lists the episodes, `tracestore sql` asks about them", args=args)
+
+
+def _server_url(text: str) -> str:
+    """An argparse type: where a server may listen."""
+    from tracestore.client.errors import ClientError
+    from tracestore.client.server import checked_url
+
+    try:
+        checked_url(text)
+    except ClientError as error:
+        raise argparse.ArgumentTypeError(error.hint) from None
+    return text
 
 
 @contextmanager
