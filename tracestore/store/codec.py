@@ -59,7 +59,7 @@ _KEPT_DICTIONARIES = 16
 
 
 def decompress(data: bytes, *, codec: str, dictionary: bytes | None = None) -> bytes:
-    """The inverse of `Compressor.compress`; `dictionary` is the trained one the row names, if any."""
+    """The inverse of `Compressor.compress_all`; `dictionary` is the trained one the row names, if any."""
     if codec == "raw":
         return data
     kind = (dictionary, data[:4] == _MAGIC)

@@ -43,6 +43,15 @@ class Stored(NamedTuple):
     dictionary_key: int | None
 
 
+class NewRows(NamedTuple):
+    """Where the committer reads and gathers rows, and what it gives new ones."""
+
+    connection: Connection
+    buffer: Buffer
+    new_key: Callable[[], int]
+    now: int
+
+
 class Trained(NamedTuple):
     """A dictionary, and what compresses with it."""
 
@@ -65,17 +74,13 @@ class ProjectDictionary:
     def trained(
         self,
         contents: Sequence[bytes],
-        *,
-        connection: Connection,
-        buffer: Buffer,
-        new_key: Callable[[], int],
-        now: int,
+        rows: NewRows,
     ) -> Trained | None:
         """The dictionary to compress contents with; until there is one, they are samples for it."""
         if not self._is_known:
-            self._find(connection)
+            self._find(rows.connection)
         if self._training is not None and self._training.done():
-            self._take(self._training, buffer, new_key, now)
+            self._take(self._training, rows)
         for data in contents if self._samples is not None else ():
             if self._samples is not None and _SAMPLE_BYTES[0] <= len(data) <= _SAMPLE_BYTES[1]:
                 self._sample(data)
@@ -106,12 +111,12 @@ class ProjectDictionary:
             threading.Thread(target=_train, args=arguments, name="tracestore-dictionary", daemon=True).start()
             self._samples = None
 
-    def _take(self, training: Future[bytes], buffer: Buffer, new_key: Callable[[], int], now: int) -> None:
+    def _take(self, training: Future[bytes], rows: NewRows) -> None:
         self._training = None
         if training.exception() is None:
-            key, data = new_key(), training.result()
-            row = {"key": key, "data": data, "trained_at": now, "purpose": self._purpose}
-            buffer.insert(t.dictionary, row)
+            key, data = rows.new_key(), training.result()
+            row = {"key": key, "data": data, "trained_at": rows.now, "purpose": self._purpose}
+            rows.buffer.insert(t.dictionary, row)
             self._trained = Trained(key, Compressor(data))
 
 
@@ -125,16 +130,10 @@ class ProjectCodec:
     def compress(
         self,
         contents: Sequence[bytes],
-        *,
-        connection: Connection,
-        buffer: Buffer,
-        new_key: Callable[[], int],
-        now: int,
+        rows: NewRows,
     ) -> list[Stored]:
         """What to store of each content."""
-        trained = self._dictionary.trained(
-            contents, connection=connection, buffer=buffer, new_key=new_key, now=now
-        )
+        trained = self._dictionary.trained(contents, rows)
         if trained is None:
             return [Stored(*one, None) for one in self._plain.compress_all(contents)]
         key, compressor = trained

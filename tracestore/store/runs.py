@@ -12,7 +12,7 @@ costs its tokens once. A run whose beginning is not known (`num_tokens` NULL) is
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
 from tracestore.store import tables as t
-from tracestore.store.buffer import Buffer
 from tracestore.store.chunks import chunks
 from tracestore.store.codec import Compressor, decompress
-from tracestore.store.dictionary import Dictionaries, ProjectDictionary
+from tracestore.store.dictionary import Dictionaries, NewRows, ProjectDictionary
 from tracestore.store.lookup import look_up
 from tracestore.wire.arrays import Logprobs
 
@@ -129,15 +128,11 @@ class RunCodec:
     def pack(
         self,
         runs: Sequence[Unpacked],
-        *,
-        connection: Connection,
-        buffer: Buffer,
-        new_key: Callable[[], int],
-        now: int,
+        rows: NewRows,
     ) -> None:
         """Write into the rows what they are to hold."""
         halves = [_halves(run.ids) for run in runs]
-        trained = self._of_ids.trained(halves, connection=connection, buffer=buffer, new_key=new_key, now=now)
+        trained = self._of_ids.trained(halves, rows)
         if trained is None:
             packed = self._plain.compress_all([planes(run.ids) for run in runs])
         else:
@@ -149,28 +144,16 @@ class RunCodec:
                 packed_ids=data,
                 dictionary_key=None if trained is None else trained.key,
             )
-        self.pack_logprobs(
-            [(run.row, run.logprobs) for run in runs if run.logprobs is not None],
-            connection=connection,
-            buffer=buffer,
-            new_key=new_key,
-            now=now,
-        )
+        self.pack_logprobs([(run.row, run.logprobs) for run in runs if run.logprobs is not None], rows)
 
     def pack_logprobs(
         self,
         runs: Sequence[tuple[dict[str, Any], Logprobs]],
-        *,
-        connection: Connection,
-        buffer: Buffer,
-        new_key: Callable[[], int],
-        now: int,
+        rows: NewRows,
     ) -> None:
         """Write into rows the logprobs of their own ids."""
         fronts = [front(logprobs) for _, logprobs in runs]
-        trained = self._of_logprobs.trained(
-            fronts, connection=connection, buffer=buffer, new_key=new_key, now=now
-        )
+        trained = self._of_logprobs.trained(fronts, rows)
         compressor, key = (self._plain, None) if trained is None else (trained.compressor, trained.key)
         for (row, logprobs), packed in zip(runs, compressor.compress_all(fronts), strict=True):
             nulls = logprobs.nulls
