@@ -22,7 +22,7 @@ from tracestore.store import Store
 from tracestore.store import tables as t
 from tracestore.store.engine import NoStore, connect, writer
 from tracestore.store.runs import unpack_ids
-from tracestore.store.schema import WrongRevision, view_statements
+from tracestore.store.schema import WrongRevision, set_plan_statistics, view_statements
 from tracestore.store.verify import verify
 from tracestore_migrations import check, current, open_store, upgrade
 from tracestore_migrations.catalogue import read_catalogue
@@ -285,6 +285,8 @@ def test_a_database_of_a_newer_version_is_refused_and_left_alone(engine: Engine)
 
 def test_every_index_of_an_upgraded_store_has_statistics(engine: Engine, filled: Store) -> None:
     make_store_of(engine, "0004", filled.engine)
+    with engine.begin() as connection:
+        set_plan_statistics(connection)
     upgrade(engine)
     statistics = text("SELECT tbl, idx, stat FROM sqlite_stat1")
     with engine.connect() as upgraded, filled.engine.connect() as fresh:

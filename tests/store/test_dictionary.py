@@ -72,10 +72,10 @@ def test_what_a_dictionary_compressed_needs_it_to_be_read() -> None:
     training: Future[bytes] = Future()
     dictionary._train(training, [_words(number).encode() for number in range(200)], 2_048)
     trained = training.result()
-    codec, data = Compressor(trained).compress(_words(77777).encode())
+    codec, data = Compressor(trained).compress_all([_words(77777).encode()])[0]
     assert codec == "zstd"
     assert decompress(data, codec=codec, dictionary=trained) == _words(77777).encode()
-    assert len(data) < len(Compressor().compress(_words(77777).encode())[1])
+    assert len(data) < len(Compressor().compress_all([_words(77777).encode()])[0][1])
 
 
 @pytest.mark.parametrize("with_dictionary", [False, True])
@@ -85,7 +85,7 @@ def test_frames_that_begin_with_the_magic_number_are_read_too(with_dictionary: b
     compressor = zstandard.ZstdCompressor(dict_data=trained if with_dictionary else None, write_dict_id=False)
     data, dictionary = (_words(5) * 3).encode(), trained.as_bytes() if with_dictionary else None
     frame = compressor.compress(data)
-    codec, now = Compressor(dictionary).compress(data)
+    codec, now = Compressor(dictionary).compress_all([data])[0]
     assert codec == "zstd"
     assert decompress(now, codec="zstd", dictionary=dictionary) == data
     assert decompress(frame, codec="zstd", dictionary=dictionary) == data

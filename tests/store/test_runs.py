@@ -14,14 +14,16 @@ from tests.factories import answer, call, posted
 from tests.store.test_dictionary import join_training
 from tracestore.store import Store, dictionary
 from tracestore.store import tables as t
+from tracestore.store.codec import Compressor
 from tracestore.store.runs import (
     RunRow,
     common_prefix,
-    pack_ids,
-    pack_logprobs,
+    front,
+    planes,
     spell,
     unpack_ids,
     unpack_logprobs,
+    with_front,
 )
 from tracestore.store.verify import verify
 from tracestore.wire.arrays import Logprobs, TokenIds
@@ -82,17 +84,27 @@ def test_a_prompt_that_breaks_off_early_is_based_on_what_it_shares(store: Store)
     assert c1.prompt_token_ids.json() == [1, 2, 9, 9]
 
 
+def packed(data: bytes) -> bytes:
+    [(_, stored)] = Compressor().compress_all([data])
+    return stored
+
+
+def packed_logprobs(logprobs: Logprobs) -> bytes:
+    [stored] = Compressor().compress_all([front(logprobs)])
+    return with_front(logprobs, *stored)
+
+
 _SOME_IDS = st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 300_000), max_size=40)
 
 
 @given(_SOME_IDS)
 def test_packed_ids_are_unpacked(ids: list[int]) -> None:
-    assert unpack_ids(pack_ids(np.asarray(ids, "<i4").tobytes()), len(ids)).tolist() == ids
+    assert unpack_ids(packed(planes(np.asarray(ids, "<i4").tobytes())), len(ids)).tolist() == ids
 
 
 def test_packed_ids_take_less_room() -> None:
     ids = np.random.default_rng(0).integers(0, 150_000, 400).astype(np.int32)
-    assert len(pack_ids(ids.tobytes())) < 0.75 * ids.nbytes
+    assert len(packed(planes(ids.tobytes()))) < 0.75 * ids.nbytes
 
 
 def _phrases(count: int) -> list[list[int]]:
@@ -130,14 +142,14 @@ def test_ids_after_the_first_runs_are_packed_with_a_dictionary_of_them(
 def test_packed_logprobs_are_unpacked_to_the_last_bit(values: list[bytes], dtype: Any) -> None:
     data = b"".join(value[: 4 if dtype == "float32" else 8] for value in values)
     logprobs = Logprobs(data, dtype)
-    assert unpack_logprobs(pack_logprobs(logprobs), len(values), dtype=dtype) == data
+    assert unpack_logprobs(packed_logprobs(logprobs), len(values), dtype=dtype) == data
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_packed_logprobs_take_less_room(dtype: Any) -> None:
     values = -np.random.default_rng(0).exponential(0.3, 200).astype(dtype)
     logprobs = Logprobs.of(values)
-    packed = pack_logprobs(logprobs)
+    packed = packed_logprobs(logprobs)
     assert len(packed) < 0.92 * len(logprobs.data)
     assert unpack_logprobs(packed, 200, dtype=dtype) == logprobs.data
 
@@ -145,7 +157,7 @@ def test_packed_logprobs_take_less_room(dtype: Any) -> None:
 def test_special_logprobs_come_back_bit_for_bit() -> None:
     values = [-0.0, 0.0, np.inf, -np.inf, np.nan, -9999.0, 1e-45] * 20
     data = np.asarray(values, "<f4").tobytes() + bytes.fromhex("010080ffefbec0ff")
-    assert unpack_logprobs(pack_logprobs(Logprobs(data, "float32")), 142, dtype="float32") == data
+    assert unpack_logprobs(packed_logprobs(Logprobs(data, "float32")), 142, dtype="float32") == data
 
 
 def test_logprobs_after_the_first_runs_are_packed_with_a_dictionary_of_them(

@@ -14,6 +14,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from tracestore.cli.common import (
+    DEFAULT_PROJECT,
     Subparsers,
     UsageError,
     add_store_flags,
@@ -67,10 +68,13 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--url",
+        type=_server_url,
         help="post to this server instead of opening --db, e.g. http://127.0.0.1:8421; "
         "its key is $TRACESTORE_API_KEY",
     )
     add_store_flags(parser)
+    # A server's key knows its project, so whether one is named makes a difference.
+    parser.set_defaults(project=None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -131,6 +135,18 @@ def _report(done: Imported, args: argparse.Namespace) -> None:
         note("`tracestore show` lists the episodes, `tracestore sql` asks about them", args=args)
 
 
+def _server_url(text: str) -> str:
+    """An argparse type: where a server may listen."""
+    from tracestore.client.errors import ClientError
+    from tracestore.client.server import checked_url
+
+    try:
+        checked_url(text)
+    except ClientError as error:
+        raise argparse.ArgumentTypeError(error.hint) from None
+    return text
+
+
 @contextmanager
 def _sink(args: argparse.Namespace) -> Iterator[Sink]:
     if args.url is not None:
@@ -148,7 +164,7 @@ def _sink(args: argparse.Namespace) -> Iterator[Sink]:
             # Opened when there is something to store: a file that cannot be read leaves no database behind.
             if not stores:
                 stores.append(stack.enter_context(opened_store(args)))
-            outcomes = stores[0].ingest(args.project, list(batch))
+            outcomes = stores[0].ingest(args.project or DEFAULT_PROJECT, list(batch))
             return [(outcome.status, outcome.problem) for outcome in outcomes]
 
         yield ingest

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tracestore.cli.common import DEFAULT_PROJECT
-
 if TYPE_CHECKING:
     from tracestore.cli.import_ import Sink
     from tracestore.importers.items import Item
@@ -19,10 +17,13 @@ _TIMEOUT_S = 300.0
 
 
 @contextmanager
-def posting(url: str, *, project: str, api_key: str | None, tell: Callable[[str], object]) -> Iterator[Sink]:
+def posting(
+    url: str, *, project: str | None, api_key: str | None, tell: Callable[[str], object]
+) -> Iterator[Sink]:
     """What posts one batch to a server.
 
     Args:
+        project: None: that of the key, and without a key the default one.
         tell: told what goes wrong while it is tried again.
 
     Raises:
@@ -31,11 +32,7 @@ def posting(url: str, *, project: str, api_key: str | None, tell: Callable[[str]
     from tracestore.client.server import Patience, Posted, Server, deliver
     from tracestore.client.settings import Settings
 
-    # A key knows its project: only without one, or where another is named, is the project said.
-    is_said = api_key is None or project != DEFAULT_PROJECT
-    settings = Settings.read(
-        url=url, api_key=api_key, project=project if is_said else None, spool_dir=None, environ={}
-    )
+    settings = Settings.read(url=url, api_key=api_key, project=project, spool_dir=None, environ={})
     server = Server(settings.url, headers=settings.headers(), timeout_s=_TIMEOUT_S)
     stopped = threading.Event()
 

@@ -102,10 +102,10 @@ class Buffer:
         Columns without a value are not named: Python's SQLite driver takes longer to bind a NULL than SQLite
         takes to store an integer. For the same reason SQLAlchemy does not make the parameters.
         """
-        alike: dict[tuple[str, ...], Collection[dict[str, Any]]]
+        alike: Mapping[tuple[str, ...], Collection[dict[str, Any]]]
         if _refers_to_itself(table):
             # In the order in which they came, so that what a row refers to stands before it.
-            alike = {tuple(dict.fromkeys(chain.from_iterable(rows))): rows}
+            alike = {tuple(sorted(set(chain.from_iterable(rows)))): rows}
         else:
             alike = _by_columns(rows)
         for names, some in alike.items():
@@ -173,14 +173,14 @@ def _key_of(table: Table) -> Callable[[Mapping[str, Any]], Key]:
     return itemgetter(*_key_columns(table))
 
 
-def _by_columns(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, ...], Collection[dict[str, Any]]]:
-    """Rows by the columns in which they have a value, and the rest of a row taken off."""
+def _by_columns(rows: Iterable[dict[str, Any]]) -> Mapping[tuple[str, ...], Collection[dict[str, Any]]]:
+    """Rows by the columns in which they have a value; those without one are left out."""
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         if None in row.values():
             row = {name: value for name, value in row.items() if value is not None}
         alike[tuple(row)].append(row)
-    return {**alike}
+    return alike
 
 
 class _Insert(NamedTuple):

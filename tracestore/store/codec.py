@@ -1,4 +1,4 @@
-"""Bytes <-> what stands in a content row, compressed one by one."""
+"""Bytes <-> what stands in rows of contents and token runs, compressed one by one."""
 
 from __future__ import annotations
 
@@ -32,12 +32,8 @@ class Compressor:
         )
         self._zstd = zstandard.ZstdCompressor(compression_params=parameters, dict_data=trained)
 
-    def compress(self, data: bytes) -> tuple[str, bytes]:
-        """(codec, stored bytes), whichever codec is smaller."""
-        return self.compress_all([data])[0]
-
     def compress_all(self, contents: Sequence[bytes]) -> list[tuple[str, bytes]]:
-        """The same for many, each on its own.
+        """(codec, stored bytes) of each, whichever codec is smaller.
 
         In one call, for every call gives up the interpreter's lock and may wait for it much longer than a
         few hundred bytes take to compress.
@@ -63,7 +59,7 @@ _KEPT_DICTIONARIES = 16
 
 
 def decompress(data: bytes, *, codec: str, dictionary: bytes | None = None) -> bytes:
-    """The inverse of `Compressor.compress`; `dictionary` is the trained one the row names, if any."""
+    """The inverse of `Compressor.compress_all`; `dictionary` is the trained one the row names, if any."""
     if codec == "raw":
         return data
     kind = (dictionary, data[:4] == _MAGIC)

@@ -12,7 +12,7 @@ from tracestore.graph.messages import ToolUse, parsed, role_of_value
 from tracestore.graph.ordinary import Ordinary, ordinary
 from tracestore.store import tables as t
 from tracestore.store.buffer import Buffer
-from tracestore.store.dictionary import ProjectCodec
+from tracestore.store.dictionary import NewRows, ProjectCodec
 from tracestore.store.lookup import look_up
 from tracestore.store.requests import Label, Piece
 from tracestore.store.text import Described, describe_json, describe_message, describe_ordinary
@@ -55,17 +55,9 @@ class Contents:
         self._look_up(connection, new.keys())
         self._read |= {digest: ordinary(piece.data) for digest, piece in new.items() if piece.is_message}
 
-    def compress(
-        self, *, connection: Connection, buffer: Buffer, new_key: Callable[[], int], now: int
-    ) -> None:
+    def compress(self, rows: NewRows) -> None:
         """Compress what new rows hold, one after another for the same reason."""
-        stored = self._codec.compress(
-            [row["data"] for row in self._to_compress],
-            connection=connection,
-            buffer=buffer,
-            new_key=new_key,
-            now=now,
-        )
+        stored = self._codec.compress([row["data"] for row in self._to_compress], rows)
         for row, (codec, data, dictionary) in zip(self._to_compress, stored, strict=True):
             row["codec"], row["data"] = codec, data
             if dictionary is not None:

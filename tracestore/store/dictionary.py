@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import zstandard
 from sqlalchemy import Connection, select
 
+from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
 from tracestore.store.buffer import Buffer
 from tracestore.store.codec import Compressor
@@ -30,12 +31,25 @@ _DICTIONARY_BYTES: dict[Purpose, int] = {None: 64 * 2**10, "ids": 16 * 2**10, "l
 """Larger ones gain less than a hundredth more."""
 
 
+class DictionaryMissing(TracestoreError):
+    """The database lacks a dictionary that rows were compressed with"""
+
+
 class Stored(NamedTuple):
     """Bytes as the row of a content holds them."""
 
     codec: str
     data: bytes
     dictionary_key: int | None
+
+
+class NewRows(NamedTuple):
+    """Where the committer reads and gathers rows, and what it gives new ones."""
+
+    connection: Connection
+    buffer: Buffer
+    new_key: Callable[[], int]
+    now: int
 
 
 class Trained(NamedTuple):
@@ -60,17 +74,13 @@ class ProjectDictionary:
     def trained(
         self,
         contents: Sequence[bytes],
-        *,
-        connection: Connection,
-        buffer: Buffer,
-        new_key: Callable[[], int],
-        now: int,
+        rows: NewRows,
     ) -> Trained | None:
         """The dictionary to compress contents with; until there is one, they are samples for it."""
         if not self._is_known:
-            self._find(connection)
+            self._find(rows.connection)
         if self._training is not None and self._training.done():
-            self._take(self._training, buffer, new_key(), now)
+            self._take(self._training, rows)
         for data in contents if self._samples is not None else ():
             if self._samples is not None and _SAMPLE_BYTES[0] <= len(data) <= _SAMPLE_BYTES[1]:
                 self._sample(data)
@@ -101,12 +111,12 @@ class ProjectDictionary:
             threading.Thread(target=_train, args=arguments, name="tracestore-dictionary", daemon=True).start()
             self._samples = None
 
-    def _take(self, training: Future[bytes], buffer: Buffer, key: int, now: int) -> None:
+    def _take(self, training: Future[bytes], rows: NewRows) -> None:
         self._training = None
         if training.exception() is None:
-            data = training.result()
-            row = {"key": key, "data": data, "trained_at": now, "purpose": self._purpose}
-            buffer.insert(t.dictionary, row)
+            key, data = rows.new_key(), training.result()
+            row = {"key": key, "data": data, "trained_at": rows.now, "purpose": self._purpose}
+            rows.buffer.insert(t.dictionary, row)
             self._trained = Trained(key, Compressor(data))
 
 
@@ -120,16 +130,10 @@ class ProjectCodec:
     def compress(
         self,
         contents: Sequence[bytes],
-        *,
-        connection: Connection,
-        buffer: Buffer,
-        new_key: Callable[[], int],
-        now: int,
+        rows: NewRows,
     ) -> list[Stored]:
         """What to store of each content."""
-        trained = self._dictionary.trained(
-            contents, connection=connection, buffer=buffer, new_key=new_key, now=now
-        )
+        trained = self._dictionary.trained(contents, rows)
         if trained is None:
             return [Stored(*one, None) for one in self._plain.compress_all(contents)]
         key, compressor = trained
@@ -148,12 +152,18 @@ class Dictionaries:
         self._known: dict[int | None, bytes | None] = {None: None}
 
     def get(self, key: int | None) -> bytes | None:
-        """The bytes of a dictionary; None for no key."""
+        """The bytes of a dictionary; None for no key.
+
+        Raises:
+            DictionaryMissing: no foreign key holds those of token runs.
+        """
         if key not in self._known:
             c = t.dictionary.c
             self._known[key] = self._connection.execute(
                 select(c.data).where(c.project_id == self._project_id, c.key == key)
-            ).scalar_one()
+            ).scalar_one_or_none()
+            if self._known[key] is None:
+                raise DictionaryMissing(dictionary_key=key, hint="restore the database from a backup")
         return self._known[key]
 
 

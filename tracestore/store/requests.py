@@ -111,7 +111,9 @@ class RequestMemory:
         if asked is None:
             ends = raw[:_END_BYTES] + raw[-_END_BYTES:]
             asked = self._following(ends, raw, dialect)
-            if asked is None:
+            if asked is not None:
+                self._used(ends)
+            else:
                 request, frame = _taken_apart(raw, dialect)
                 if frame is None:
                     return request
@@ -123,6 +125,11 @@ class RequestMemory:
     def _following(self, key: str | bytes, raw: bytes, dialect: Dialect) -> _Asked | None:
         before = self._asked.get(key)
         return before.followed_by(raw) if before is not None and before.request.dialect == dialect else None
+
+    def _used(self, key: str | bytes) -> None:
+        with self._lock:
+            if key in self._asked:
+                self._asked.move_to_end(key)
 
     def _remember(self, key: str | bytes, asked: _Asked) -> None:
         with self._lock:

@@ -12,7 +12,7 @@ costs its tokens once. A run whose beginning is not known (`num_tokens` NULL) is
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
 from tracestore.store import tables as t
-from tracestore.store.buffer import Buffer
 from tracestore.store.chunks import chunks
 from tracestore.store.codec import Compressor, decompress
-from tracestore.store.dictionary import Dictionaries, ProjectDictionary
+from tracestore.store.dictionary import Dictionaries, NewRows, ProjectDictionary
 from tracestore.store.lookup import look_up
 from tracestore.wire.arrays import Logprobs
 
 Ids = NDArray[np.int32]
 _CACHED_BYTES = 64 * 2**20
+_WIDTHS = {"float32": 4, "float64": 8}
 
 
 @dataclass(slots=True)
@@ -128,17 +128,13 @@ class RunCodec:
     def pack(
         self,
         runs: Sequence[Unpacked],
-        *,
-        connection: Connection,
-        buffer: Buffer,
-        new_key: Callable[[], int],
-        now: int,
+        rows: NewRows,
     ) -> None:
         """Write into the rows what they are to hold."""
         halves = [_halves(run.ids) for run in runs]
-        trained = self._of_ids.trained(halves, connection=connection, buffer=buffer, new_key=new_key, now=now)
+        trained = self._of_ids.trained(halves, rows)
         if trained is None:
-            packed = self._plain.compress_all([_planes(run.ids) for run in runs])
+            packed = self._plain.compress_all([planes(run.ids) for run in runs])
         else:
             packed = trained.compressor.compress_all(halves)
         for run, (_, data) in zip(runs, packed, strict=True):
@@ -148,52 +144,36 @@ class RunCodec:
                 packed_ids=data,
                 dictionary_key=None if trained is None else trained.key,
             )
-        self.pack_logprobs(
-            [(run.row, run.logprobs) for run in runs if run.logprobs is not None],
-            connection=connection,
-            buffer=buffer,
-            new_key=new_key,
-            now=now,
-        )
+        self.pack_logprobs([(run.row, run.logprobs) for run in runs if run.logprobs is not None], rows)
 
     def pack_logprobs(
         self,
         runs: Sequence[tuple[dict[str, Any], Logprobs]],
-        *,
-        connection: Connection,
-        buffer: Buffer,
-        new_key: Callable[[], int],
-        now: int,
+        rows: NewRows,
     ) -> None:
         """Write into rows the logprobs of their own ids."""
-        fronts = [_front(logprobs) for _, logprobs in runs]
-        trained = self._of_logprobs.trained(
-            fronts, connection=connection, buffer=buffer, new_key=new_key, now=now
-        )
+        fronts = [front(logprobs) for _, logprobs in runs]
+        trained = self._of_logprobs.trained(fronts, rows)
         compressor, key = (self._plain, None) if trained is None else (trained.compressor, trained.key)
         for (row, logprobs), packed in zip(runs, compressor.compress_all(fronts), strict=True):
             nulls = logprobs.nulls
             row |= {
-                "logprobs": _with_front(logprobs, *packed),
+                "logprobs": with_front(logprobs, *packed),
                 "logprobs_dtype": None if logprobs.dtype == "float32" else logprobs.dtype,
                 "logprobs_nulls": np.asarray(nulls, dtype="<i4").tobytes() if nulls else b"",
                 "logprobs_dictionary_key": key,
             }
 
 
-def pack_ids(ids: bytes) -> bytes:
-    """Token ids with their first bytes side by side, then their second ones, and so on, compressed.
+def planes(ids: bytes) -> bytes:
+    """Token ids with their first bytes side by side, then their second ones, and so on.
 
-    The upper bytes of ids repeat, and 160 ids take half of what they take as integers, 460 a third. What
-    does not get smaller is left as long as it was, which tells it apart. `unpack_ids` is the inverse.
+    The upper bytes of ids repeat: compressed so, 160 ids take half of what they take as
+    integers, 460 a third.
 
     Args:
         ids: little-endian int32.
     """
-    return Compressor().compress(_planes(ids))[1]
-
-
-def _planes(ids: bytes) -> bytes:
     # Slices: for a few hundred ids, numpy takes longer to begin than these take.
     return ids[0::4] + ids[1::4] + ids[2::4] + ids[3::4]
 
@@ -222,26 +202,19 @@ def unpack_ids(data: bytes, count: int, *, dictionary: bytes | None = None) -> I
     return lower | third << 16 | fourth << 24
 
 
-def pack_logprobs(logprobs: Logprobs, compressor: Compressor | None = None) -> bytes:
-    """Logprobs with their upper bytes, sign and exponent, in front and compressed, then all others.
+def with_front(logprobs: Logprobs, codec: str, packed: bytes) -> bytes:
+    """Logprobs with their upper bytes, sign and exponent, in front as they were packed, then all others.
 
-    Those repeat and the others do not. `unpack_logprobs` is the inverse; what does not get smaller is left
-    as it was, which its length tells.
-
-    Args:
-        compressor: None: one without a dictionary.
+    Those repeat and the others do not. What did not get smaller is left as it was, which its length tells.
+    `unpack_logprobs` is the inverse.
     """
-    return _with_front(logprobs, *(compressor or Compressor()).compress(_front(logprobs)))
-
-
-def _with_front(logprobs: Logprobs, codec: str, packed: bytes) -> bytes:
     data, width = logprobs.data, _WIDTHS[logprobs.dtype]
     if codec == "raw":
         return data
     return packed + b"".join([data[place::width] for place in range(width - width // 4)])
 
 
-def _front(logprobs: Logprobs) -> bytes:
+def front(logprobs: Logprobs) -> bytes:
     """The upper byte of every float32, the upper two of every float64."""
     data, width = logprobs.data, _WIDTHS[logprobs.dtype]
     return b"".join(data[place::width] for place in range(width - width // 4, width))
@@ -255,9 +228,6 @@ def unpack_logprobs(data: bytes, count: int, *, dtype: Any, dictionary: bytes | 
     rest = (width - width // 4) * count
     planes = data[-rest:] + decompress(data[:-rest], codec="zstd", dictionary=dictionary)
     return np.frombuffer(planes, dtype=np.uint8).reshape(width, -1).T.tobytes()
-
-
-_WIDTHS = {"float32": 4, "float64": 8}
 
 
 def common_prefix(first: Ids, second: Ids) -> int:

@@ -283,6 +283,7 @@ class EpisodeState:
             pairs = enumerate(zip(labels, before, strict=False))
             same = next((at for at, (one, other) in pairs if one != other), min(same, len(labels)))
             places = places[:same]
+        # In place, since nothing is refused from here on: what fails fails with all that is remembered.
         for piece in messages[same:]:
             places.append(self._step(tx, places[-1] if places else None, tx.intern(piece)))
         self._last_contexts[agent_id] = labels, places

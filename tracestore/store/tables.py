@@ -386,9 +386,11 @@ token_run = _table(
     Column("base_length", BigInteger, nullable=False),
     Column("num_tokens", BigInteger),  # base_length + len(ids); NULL while the prompt is not known
     Column("ids", LargeBinary, nullable=False),  # little-endian int32; empty where they are packed
-    Column("packed_ids", LargeBinary),  # as `runs.pack_ids` writes them; NULL: they stand in `ids`
+    # As `runs.RunCodec` packs them, in halves where there is a `dictionary_key`, else in planes; NULL: they
+    # stand in `ids`.
+    Column("packed_ids", LargeBinary),
     Column("num_ids", BigInteger),  # how many are packed
-    Column("logprobs", LargeBinary),  # one per id, bit for bit, as `runs.pack_logprobs` writes them
+    Column("logprobs", LargeBinary),  # one per id, bit for bit, as `runs.RunCodec` packs them
     Column("logprobs_dtype", Text),  # NULL: float32
     Column("logprobs_nulls", LargeBinary),  # little-endian int32: positions the server did not report
     _pos(),

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Table, select
 from tracestore.store import tables as t
 from tracestore.store.buffer import Buffer
 from tracestore.store.contents import Contents, Interned
+from tracestore.store.dictionary import NewRows
 from tracestore.store.fields import PLACEHOLDERS, TABLES
 from tracestore.store.lookup import look_up
 from tracestore.store.requests import Piece
@@ -114,23 +115,17 @@ class Transaction:
 
     def update_run(self, key: int, row: dict[str, Any], ids: bytes, logprobs: Logprobs | None) -> None:
         """The same for a row that is there."""
-        self.memory.run_codec.pack([Unpacked(row, ids, logprobs)], **self._makers())
+        self.memory.run_codec.pack([Unpacked(row, ids, logprobs)], self._new_rows())
         self.buffer.update(t.token_run, key, row)
 
     def update_logprobs(self, key: int, logprobs: Logprobs) -> None:
         """The logprobs of a run that came without them."""
         row: dict[str, Any] = {}
-        self.memory.run_codec.pack_logprobs([(row, logprobs)], **self._makers())
+        self.memory.run_codec.pack_logprobs([(row, logprobs)], self._new_rows())
         self.buffer.update(t.token_run, key, row)
 
-    def _makers(self) -> dict[str, Any]:
-        """What it takes to make the rows of dictionaries."""
-        return {
-            "connection": self.connection,
-            "buffer": self.buffer,
-            "new_key": self.new_key,
-            "now": self.now,
-        }
+    def _new_rows(self) -> NewRows:
+        return NewRows(self.connection, self.buffer, self.new_key, self.now)
 
     def field_set(self, shape: str) -> int:
         """Key of the row that lists these field names."""
@@ -210,8 +205,8 @@ class Transaction:
 
     def flush(self) -> None:
         """Write the rows gathered so far, so that they can be read."""
-        self.memory.contents.compress(**self._makers())
-        self.memory.run_codec.pack(self._to_pack, **self._makers())
+        self.memory.contents.compress(self._new_rows())
+        self.memory.run_codec.pack(self._to_pack, self._new_rows())
         self._to_pack.clear()
         self.buffer.flush(self.connection)
         self.memory.run_ids.fresh.clear()

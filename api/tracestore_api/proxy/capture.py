@@ -31,7 +31,6 @@ _TOLD_ELSEWHERE = frozenset(
 )
 """Headers that say nothing of a call that its event, or every other call, does not."""
 _TELLING = frozenset({"x-stainless-retry-count", "x-stainless-timeout", "x-stainless-helper-method"})
-"""A block of a few bytes can unfold to 128 KiB, so input goes in by small pieces."""
 MAX_UNPACKED_BYTES = 256 * 2**20
 
 
