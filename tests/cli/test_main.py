@@ -58,6 +58,10 @@ SURFACE = {
     "db upgrade": {"--db", "--json"},
     "db check": {"--db", "--json"},
     "db stats": {"--db", "--json"},
+    "db delete": {
+        *("--all", "--blobs", "--db", "--episode", "--json", "--keep-graded", "--older-than", "--project"),
+        *("--reason", "--vacuum"),
+    },
 }
 """Every verb and its flags. People's scripts depend on them: a change here belongs into the changelog."""
 

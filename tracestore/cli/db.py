@@ -1,4 +1,4 @@
-"""`tracestore db`: bring a database up to date, check its schema, say what it holds."""
+"""`tracestore db`: bring a database up to date, check its schema, say what it holds, delete from it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tracestore.cli import deletion
 from tracestore.cli.common import (
     Subparsers,
     add_db_flag,
@@ -35,9 +36,12 @@ def add_parser(subparsers: Subparsers) -> None:
         ("stats", "count what the database holds, over all projects"),
     ):
         add_db_flag(verb_parser(actions, name, help=help_, example=f"tracestore db {name}"))
+    deletion.add_parser(actions)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.action == "delete":
+        return deletion.run(args)
     if args.action == "upgrade":
         return _upgrade(args)
     return _check(args) if args.action == "check" else _stats(args)

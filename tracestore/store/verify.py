@@ -106,7 +106,7 @@ class _Checker:
                 yield Finding("content_size", where, f"it has {len(data)} bytes, the row says {row.size}")
 
     def positions(self) -> Iterator[Finding]:
-        """Commit positions are 1 to n, each that of one event or left empty by one that was replaced."""
+        """Commit positions are 1 to n, each that of an event, of one replaced or deleted, or a deletion's."""
         p, raw = t.project.c, t.raw_event.c
         last = self._connection.execute(
             select(p.commit_seq).where(p.project_id == self._project_id)
@@ -119,10 +119,17 @@ class _Checker:
                 func.max(raw.pos),
             ).where(raw.project_id == self._project_id)
         ).one()
-        if number + replaced != last or (number and (first, highest) != (1, last)):
+        d = t.deletion.c
+        steps, erased = self._connection.execute(
+            select(
+                func.coalesce(func.sum(d.num_positions), 0), func.coalesce(func.sum(d.num_events), 0)
+            ).where(d.project_id == self._project_id)
+        ).one()
+        is_whole = steps or not number or (first, highest) == (1, last)
+        if number + replaced + steps + erased != last or not is_whole:
             detail = (
                 f"{number} events and {replaced} that they replaced lie at positions {first} to {highest}, "
-                f"the project counts to {last}"
+                f"{erased} were deleted in {steps} steps, the project counts to {last}"
             )
             yield Finding("commit_positions", "project", detail)
 
