@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Table, select
 from tracestore.store import tables as t
 from tracestore.store.buffer import Buffer
 from tracestore.store.contents import Contents, Interned
-from tracestore.store.doomed import rescue
+from tracestore.store.doomed import SWEPT, rescue
 from tracestore.store.fields import PLACEHOLDERS, TABLES
 from tracestore.store.lookup import look_up
 from tracestore.store.requests import Piece
@@ -70,8 +70,11 @@ class Memory:
     def learn_deletions(self, connection: Connection) -> None:
         """What of the project is being deleted. It stays true: every step of a deletion drops this memory."""
         tombstone, doomed = t.tombstone.c, t.doomed.c
-        stones = select(tombstone.id).where(tombstone.project_id == self.project_id)
-        waiting = select(doomed.key).where(doomed.project_id == self.project_id)
+        kinds, names = ("project", "episode", "agent", "call"), [table.name for table in SWEPT]
+        stones = select(tombstone.id).where(
+            tombstone.project_id == self.project_id, tombstone.kind.in_(kinds)
+        )
+        waiting = select(doomed.key).where(doomed.project_id == self.project_id, doomed.name.in_(names))
         self.has_tombstones = connection.execute(stones.limit(1)).first() is not None
         whole = stones.where(tombstone.kind == "project")
         self.is_deleted = self.has_tombstones and connection.execute(whole).first() is not None
