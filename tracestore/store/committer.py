@@ -276,8 +276,8 @@ def _let_triggers_rest(connection: Connection) -> None:
         with connection.begin_nested():
             connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
     except ProgrammingError:
-        # Right all the same, and slow on a large project.
-        _log.warning("GRANT SET ON PARAMETER session_replication_role TO this role makes deletion faster")
+        # A step that leaves a reference open until the next one is then refused by the database.
+        _log.warning("deletion needs GRANT SET ON PARAMETER session_replication_role TO this role")
 
 
 def _by_post(posts: Sequence[_Post], outcomes: Mapping[str, Sequence[Outcome]]) -> list[list[Outcome]]:
