@@ -204,7 +204,13 @@ def _any(request: Request) -> str:
     return admitted(request.scope, needs=None)
 
 
+def _admin(request: Request) -> str:
+    return admitted(request.scope, needs="admin")
+
+
 Project = Annotated[str, Depends(_read)]
 """The project of a read."""
 AnyProject = Annotated[str, Depends(_any)]
 """The project of a request that every key may make."""
+AdminProject = Annotated[str, Depends(_admin)]
+"""The project of a request that only an admin's key may make."""

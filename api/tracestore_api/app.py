@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tracestore.settings import SETTINGS, Settings
 from tracestore.store.blobs import Blobs
 from tracestore.store.store import Store
-from tracestore_api import lists, problems, reads, sessions
+from tracestore_api import deletions, lists, problems, reads, sessions
 from tracestore_api.access import Callers
 from tracestore_api.blobs import blob_route
 from tracestore_api.body import Admission
@@ -115,6 +115,8 @@ def create_app(
     app.include_router(reads.router)
     app.include_router(lists.router)
     app.include_router(sessions.router)
+    app.include_router(deletions.router)
+    app.state.deleter = deletions.Deleter(store, blobs)
     app.state.callers = Callers(store.engine, clock=clock)
     rates = Rates(
         requests_per_s=settings.max_requests_per_s, bytes_per_s=settings.max_bytes_per_s, clock=clock
@@ -142,5 +144,10 @@ def _plain_doors(routes: Iterable[BaseRoute]) -> dict[tuple[str, str], ASGIApp]:
 async def _running(app: FastAPI, *, proxy: Proxy | None) -> AsyncIterator[None]:
     # Reads wait for a thread, not for one of the store's pooled connections: that would end in an error.
     to_thread.current_default_thread_limiter().total_tokens = READ_THREADS
-    async with nullcontext() if proxy is None else proxy.running():
-        yield
+    deleter: deletions.Deleter = app.state.deleter
+    await to_thread.run_sync(deleter.start)
+    try:
+        async with nullcontext() if proxy is None else proxy.running():
+            yield
+    finally:
+        await to_thread.run_sync(deleter.close)

@@ -172,6 +172,9 @@ def _outcome_item(one: Decoded, outcome: Outcome) -> dict[str, Any]:
     status: str = outcome.status
     if status == "conflict":
         problem = _problem(409, "conflicting-event", "Another event with this key is stored", outcome.problem)
+    elif status == "deleted":
+        status = "invalid"
+        problem = _problem(410, "deleted", "What the event belongs to was deleted", outcome.problem)
     elif status == "error":
         status = "invalid"
         problem = _problem(422, "refused-event", "The event does not fit what is stored", outcome.problem)

@@ -16,6 +16,7 @@ from tracestore.graph.report import call_of, context_of, episode_tree
 from tracestore.store import tables as t
 from tracestore.store.query import find_project
 from tracestore.store.store import NotFound, Store
+from tracestore.store.tombstones import require_not_deleted
 from tracestore.wire.base import WIRE_VERSIONS
 from tracestore_api.access import AnyProject, Project
 from tracestore_api.body import ENCODINGS
@@ -105,8 +106,15 @@ def get_request(store: Stored, project: Project, call_id: str, no: NoParameters)
 
 
 def _row(connection: Connection, table: Table, project: str, id_: str) -> Any:
-    """The row of an id, also where it is only referred to; None where the project has none."""
-    query = select(table).where(table.c.project_id == find_project(connection, project), table.c.id == id_)
+    """The row of an id, also where it is only referred to; None where the project has none.
+
+    Raises:
+        Deleted: it was deleted.
+    """
+    project_id = find_project(connection, project)
+    if project_id is not None:
+        require_not_deleted(connection, project_id, table.name, id_)
+    query = select(table).where(table.c.project_id == project_id, table.c.id == id_)
     return connection.execute(query).one_or_none()
 
 

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from tracestore.ids import new_id
 from tracestore.store.ingest import Outcome
+from tracestore.store.tombstones import Deleted
 from tracestore.wire.decode import decode_body
 from tracestore.wire.events import AnyEvent
 from tracestore.wire.limits import Limits
@@ -53,6 +54,8 @@ class RewardRoute(EventsRoute):
 def _answer(outcome: Outcome, made_id: str | None) -> Response:
     if outcome.status == "conflict":
         raise ConflictingReward(id=outcome.id, hint=outcome.problem)
+    if outcome.status == "deleted":
+        raise Deleted(id=outcome.id, hint=outcome.problem)
     if outcome.status == "error":
         raise RefusedReward(id=outcome.id, hint=outcome.problem)
     made_by = "client" if made_id is None else "server"

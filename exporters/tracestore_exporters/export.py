@@ -183,6 +183,7 @@ class _Exporter:
             samples=sum(shard.samples for shard in shards),
             causes=dict(sorted(self._causes.items())),
             conservation=self._tally.conservation(),
+            tombstones=self._store.tombstones(self._project, snapshot=self._snapshot),
             notes=(*(() if trains else self._why_empty()), *self._of_rendering()),
         )
 

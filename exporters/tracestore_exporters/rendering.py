@@ -54,6 +54,8 @@ class Source(Protocol):
 
     def load_graph(self, project: str, episode_id: str, *, snapshot: int | None = None) -> Graph: ...
 
+    def tombstones(self, project: str, *, snapshot: int) -> tuple[dict[str, Any], ...]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class RenderedSource:
@@ -70,6 +72,9 @@ class RenderedSource:
 
     def load_graph(self, project: str, episode_id: str, *, snapshot: int | None = None) -> Graph:
         return rendered(self.store.load_graph(project, episode_id, snapshot=snapshot), self.chat)
+
+    def tombstones(self, project: str, *, snapshot: int) -> tuple[dict[str, Any], ...]:
+        return self.store.tombstones(project, snapshot=snapshot)
 
 
 def source_of(store: Source, spec: Spec, chat: Chat | None) -> Source:

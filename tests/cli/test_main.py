@@ -68,6 +68,10 @@ SURFACE = {
     "db backup": {"--blobs", "--db", "--json", "file"},
     "db restore": {"--db", "--json", "file"},
     "db parquet": {"--db", "--json", "--project", "folder"},
+    "db delete": {
+        *("--all", "--blobs", "--db", "--episode", "--json", "--keep-graded", "--older-than", "--project"),
+        *("--reason", "--vacuum"),
+    },
 }
 """Every verb and its flags. People's scripts depend on them: a change here belongs into the changelog."""
 

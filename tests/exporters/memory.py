@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tracestore.graph.build import build
 from tracestore.graph.model import Graph
@@ -33,6 +34,9 @@ class MemorySource:
 
     def snapshot(self, project: str) -> int:
         return len(self._events)
+
+    def tombstones(self, project: str, *, snapshot: int) -> tuple[dict[str, Any], ...]:
+        return ()
 
     def groups(self, project: str, *, snapshot: int | None = None) -> Sequence[MemoryGroup]:
         members: dict[str | None, list[str]] = defaultdict(list)

@@ -1,11 +1,11 @@
-"""`tracestore db`: bring a database up to date, check its schema, measure, copy and export it."""
+"""`tracestore db`: bring a database up to date, check its schema, measure, copy, export it, delete from it."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 
-from tracestore.cli import db_backup, db_parquet, db_stats
+from tracestore.cli import db_backup, db_parquet, db_stats, deletion
 from tracestore.cli.common import (
     Subparsers,
     add_db_flag,
@@ -34,6 +34,7 @@ def add_parser(subparsers: Subparsers) -> None:
     db_stats.add_parser(actions)
     db_backup.add_parsers(actions)
     db_parquet.add_parser(actions)
+    deletion.add_parser(actions)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,4 +72,5 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
     "backup": db_backup.run_backup,
     "restore": db_backup.run_restore,
     "parquet": db_parquet.run,
+    "delete": deletion.run,
 }

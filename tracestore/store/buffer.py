@@ -58,6 +58,10 @@ class Buffer:
         else:
             self._inserts[table][key] = row
 
+    def delete(self, table: Table, keys: Iterable[Key]) -> None:
+        """Rows that are written, by their primary keys."""
+        self._deletes[table].update(keys)
+
     def fresh(self, table: Table, key: int) -> dict[str, Any] | None:
         """A row that is not written yet."""
         return self._inserts[table].get(key)

@@ -11,12 +11,14 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, func, select
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
@@ -26,6 +28,7 @@ from tracestore.store.prepare import Prepared
 from tracestore.store.transaction import FIRST_KEY, Memory, Transaction
 
 _log = logging.getLogger("tracestore.store")
+T = TypeVar("T")
 
 MAX_EVENTS = 2_000
 """Events of one transaction, unless one post alone holds more."""
@@ -56,10 +59,19 @@ class _Post:
         return sum(one.size for one in self.events)
 
 
+@dataclass(slots=True)
+class _Work:
+    """Something else than events that is written, in a transaction of its own."""
+
+    project: str
+    do: Callable[[Transaction], Any]
+    done: Future[Any] = field(default_factory=Future)
+
+
 class Committer:
     def __init__(self, engine: Engine) -> None:
         self._engine = writer(engine)
-        self._posts: queue.SimpleQueue[_Post | None] = queue.SimpleQueue()
+        self._posts: queue.SimpleQueue[_Post | _Work | None] = queue.SimpleQueue()
         self._memories: dict[str, Memory] = {}
         self._lock = threading.Lock()
         self._is_closed = False
@@ -69,13 +81,26 @@ class Committer:
     def submit(self, project: str, events: Sequence[Prepared]) -> Future[list[Outcome]]:
         """Hand events over; done when they are on disk, and not to be cancelled. Any thread may call."""
         post = _Post(project, events)
+        self._put(post)
+        return post.done
+
+    def perform(self, project: str, do: Callable[[Transaction], T]) -> Future[T]:
+        """Hand over what takes rows of a project away: between two transactions of events, in its own.
+
+        It takes one commit position, so that every process forgets what it remembers of the project. Foreign
+        keys are not checked: the work leaves none open that it did not find open.
+        """
+        work = _Work(project, do)
+        self._put(work)
+        return work.done
+
+    def _put(self, item: _Post | _Work) -> None:
         # As if it ran already: a future that its holder could cancel would have no place for the outcome.
-        post.done.set_running_or_notify_cancel()
+        item.done.set_running_or_notify_cancel()
         with self._lock:
             if self._is_closed:
                 raise StoreClosed()
-            self._posts.put(post)
-        return post.done
+            self._posts.put(item)
 
     def close(self) -> None:
         """Commit what was handed over, and stop."""
@@ -86,29 +111,48 @@ class Committer:
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            post = self._posts.get()
-            if post is None:
-                return
-            posts, is_last = self._gather(post)
-            self._commit(posts)
-            if is_last:
-                return
+        item = self._posts.get()
+        while item is not None:
+            if isinstance(item, _Work):
+                self._perform(item)
+                item = self._posts.get()
+            else:
+                posts, after = self._gather(item)
+                self._commit(posts)
+                item = after[0] if after else self._posts.get()
 
-    def _gather(self, post: _Post) -> tuple[list[_Post], bool]:
-        """The post and what waits behind it, up to the limits of one transaction."""
+    def _gather(self, post: _Post) -> tuple[list[_Post], list[_Work | None]]:
+        """The post and what waits behind it, up to the limits of one transaction; and what is no post."""
         posts, events, size = [post], len(post.events), post.size
         while events < MAX_EVENTS and size < MAX_BYTES:
             try:
                 after = self._posts.get_nowait()
             except queue.Empty:
                 break
-            if after is None:
-                return posts, True
+            if not isinstance(after, _Post):
+                return posts, [after]
             posts.append(after)
             events += len(after.events)
             size += after.size
-        return posts, False
+        return posts, []
+
+    def _perform(self, work: _Work) -> None:
+        try:
+            result = self._again_where_contended(lambda: self._work(work))
+        except Exception as error:  # noqa: BLE001 - whoever asked waits for whatever comes
+            work.done.set_exception(error)
+        else:
+            work.done.set_result(result)
+        finally:
+            self._memories.pop(work.project, None)
+
+    def _work(self, work: _Work) -> Any:
+        with _without_foreign_keys(self._engine) as connection:
+            transaction = self._begin(connection, work.project, time.time_ns())
+            result = work.do(transaction)
+            transaction.pos += 1
+            transaction.finish()
+        return result
 
     def _commit(self, posts: Sequence[_Post]) -> None:
         try:
@@ -146,16 +190,20 @@ class Committer:
         post.done.set_result(outcomes)
 
     def _write(self, posts: Sequence[_Post]) -> list[list[Outcome]]:
-        """One transaction over posts of any projects, begun anew where another writer was in its way."""
+        """One transaction over posts of any projects."""
+        return self._again_where_contended(lambda: self._try(posts))
+
+    def _again_where_contended(self, write: Callable[[], T]) -> T:
+        """A transaction, begun anew where another writer was in its way."""
         for most_s in _PAUSES_S:
             try:
-                return self._try(posts)
+                return write()
             except Contended as error:
                 self._memories.clear()
                 _log.warning("%s; trying again", error)
                 # Writers that were in each other's way must not come back at the same moment.
                 time.sleep(random.uniform(0, most_s))
-        return self._try(posts)
+        return write()
 
     def _try(self, posts: Sequence[_Post]) -> list[list[Outcome]]:
         now = time.time_ns()
@@ -195,7 +243,41 @@ class Committer:
         # Another process wrote, so what is remembered may be wrong.
         if memory is None or memory.commit_seq != commit_seq or memory.project_id != project_id:
             memory = Memory.of(project_id, commit_seq)
+            memory.learn_deletions(connection)
         return Transaction(connection, memory, next_key=next_key, now=now)
+
+
+@contextmanager
+def _without_foreign_keys(engine: Engine) -> Iterator[Connection]:
+    """A transaction of a writer that looks for no references to the rows that go.
+
+    To look for them is a walk through every table that might hold one, for every row: no index leads from a
+    content to what refers to it. Whoever takes rows away has found out before, for all of them at once.
+    """
+    is_sqlite = engine.dialect.name == "sqlite"
+    with engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        if is_sqlite:
+            # Within a transaction it would do nothing, and SQLAlchemy begins one with its first statement.
+            driver.execute("PRAGMA foreign_keys = OFF")
+        try:
+            with connection.begin():
+                if not is_sqlite:
+                    _let_triggers_rest(connection)
+                yield connection
+        finally:
+            if is_sqlite:
+                driver.execute("PRAGMA foreign_keys = ON")
+
+
+def _let_triggers_rest(connection: Connection) -> None:
+    try:
+        with connection.begin_nested():
+            connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+    except ProgrammingError:
+        # A step that leaves a reference open until the next one is then refused by the database.
+        _log.warning("deletion needs GRANT SET ON PARAMETER session_replication_role TO this role")
 
 
 def _by_post(posts: Sequence[_Post], outcomes: Mapping[str, Sequence[Outcome]]) -> list[list[Outcome]]:

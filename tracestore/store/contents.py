@@ -13,6 +13,7 @@ from tracestore.graph.ordinary import Ordinary, ordinary
 from tracestore.store import tables as t
 from tracestore.store.buffer import Buffer
 from tracestore.store.dictionary import NewRows, ProjectCodec
+from tracestore.store.doomed import rescue
 from tracestore.store.lookup import look_up
 from tracestore.store.requests import Label, Piece
 from tracestore.store.text import Described, describe_json, describe_message, describe_ordinary
@@ -45,6 +46,8 @@ class Contents:
         """Messages that were read and wait to be interned."""
         self._to_compress: list[dict[str, Any]] = []
         """Rows whose `data` is what was posted."""
+        self.has_doomed = False
+        """Whether contents wait to be swept away."""
 
     def prefetch(self, connection: Connection, pieces: Iterable[Piece]) -> None:
         """Look up, in a few statements, which of these contents are there, and read those that may be new.
@@ -82,7 +85,10 @@ class Contents:
             values=sorted(digests),
             project_id=self._project_id,
         )
-        self._rows.update({(sha256, unescape(role)): key for sha256, role, key in rows})
+        found = {(sha256, unescape(role)): key for sha256, role, key in rows}
+        if self.has_doomed:
+            rescue(connection, t.content, found.values(), project_id=self._project_id)
+        self._rows.update(found)
         self._looked_up.update(digests)
 
     def intern(

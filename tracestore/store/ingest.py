@@ -28,6 +28,7 @@ from tracestore.store.parts import Parts
 from tracestore.store.prepare import Prepared, content_pieces, prepare
 from tracestore.store.replace import Log, Logged, Scope, forget, read_log
 from tracestore.store.requests import RequestMemory
+from tracestore.store.tombstones import deleted_names
 from tracestore.store.transaction import Entity, Transaction
 from tracestore.wire.agent import Agent
 from tracestore.wire.base import PhasedEvent
@@ -40,7 +41,7 @@ from tracestore.wire.encode import encode
 from tracestore.wire.events import AnyEvent, episode_id_of, phase_of, revision_of
 from tracestore.wire.tool_call import ToolCall
 
-Status = Literal["stored", "duplicate", "conflict", "error"]
+Status = Literal["stored", "duplicate", "conflict", "error", "deleted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,9 @@ def apply(tx: Transaction, batch: Sequence[Prepared]) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     waiting: dict[Scope, list[int]] = {}
     for index, prepared in enumerate(batch):
-        if writer.replaces(prepared) or (waiting and Scope.of(prepared.event) in waiting):
+        if writer.is_deleted(prepared):
+            outcomes[index] = _outcome(index, prepared.event, partial(writer.refuse_deleted, prepared))
+        elif writer.replaces(prepared) or (waiting and Scope.of(prepared.event) in waiting):
             waiting.setdefault(Scope.of(prepared.event), []).append(index)
         else:
             outcomes[index] = _outcome(index, prepared.event, partial(writer.apply, prepared))
@@ -106,9 +109,13 @@ class _Writer:
         self._tx = tx
         self.parts = Parts(tx)
         self._seen: dict[tuple[str, str], dict[str, _Seen]] = tx.seen
+        self._deleted: set[tuple[str, str]] = set()
 
     def prefetch(self, batch: Sequence[Prepared]) -> None:
         """Look up, in a few statements, everything the batch may refer to."""
+        if self._tx.memory.has_tombstones:
+            names = (name for one in batch for name in _belongs_to(one.event))
+            self._deleted = deleted_names(self._tx.connection, self._tx.project_id, names)
         self._prefetch_rows(batch)
         ids: dict[str, set[str]] = defaultdict(set)
         for one in batch:
@@ -156,6 +163,19 @@ class _Writer:
         self._log(Logged.of(prepared, pos=self._tx.pos, now=self._tx.now), key)
         self._remember(merged)
         return "stored"
+
+    def is_deleted(self, prepared: Prepared) -> bool:
+        """Whether the event belongs to something that was deleted."""
+        return self._tx.memory.is_deleted or (
+            bool(self._deleted) and not self._deleted.isdisjoint(_belongs_to(prepared.event))
+        )
+
+    def refuse_deleted(self, prepared: Prepared) -> Status:
+        gone = [
+            f"{kind} {id_!r}" for kind, id_ in _belongs_to(prepared.event) if (kind, id_) in self._deleted
+        ]
+        what = "the project" if self._tx.memory.is_deleted else f"the {gone[0]}"
+        raise Refused("deleted", f"{what} was deleted; a deleted id is never used again")
 
     def replaces(self, prepared: Prepared) -> bool:
         """Whether an older revision of the event is stored."""
@@ -445,6 +465,19 @@ class _Writer:
         if one.num_replaced is not None:
             row["first_pos"], row["num_replaced"] = one.first_pos, one.num_replaced
         self._tx.buffer.insert(t.raw_event, row)
+
+
+def _belongs_to(event: AnyEvent) -> Iterable[tuple[str, str]]:
+    """(kind, id) of what an event is or lies in; what it refers to elsewhere may be gone."""
+    if event.kind in ("episode", "agent", "call"):
+        yield event.kind, event.id
+    episode_id = episode_id_of(event)
+    if episode_id is not None:
+        yield "episode", episode_id
+    if isinstance(event, Completion):
+        yield "call", event.call_id
+    elif isinstance(event, Call):
+        yield "agent", event.agent_id
 
 
 def _names(prepared: Prepared) -> Iterable[tuple[str, str]]:

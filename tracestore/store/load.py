@@ -31,7 +31,7 @@ from tracestore.wire.events import MODELS, AnyEvent
 
 
 class SnapshotGone(TracestoreError):
-    """What an event said at this snapshot has been replaced by a later revision of it"""
+    """What stood here at this snapshot has been replaced or deleted since"""
 
     status = 410
 

@@ -11,7 +11,8 @@ from sqlalchemy import Connection, func, select
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
 from tracestore.store.fields import union
-from tracestore.store.load import came_at, snapshot_gone
+from tracestore.store.load import SnapshotGone, came_at, snapshot_gone
+from tracestore.store.tombstones import deleted_between
 
 _NAMED_PROJECTS = 10
 
@@ -81,7 +82,8 @@ def groups(connection: Connection, project: str, *, at: int) -> Iterator[GroupRe
                 t.raw_event, (raw.project_id == episode.project_id) & (raw.episode_key == episode.key)
             )
         )
-        .where(episode.project_id == project_id, raw.pos <= at)
+        # One that is being deleted has no first position any more.
+        .where(episode.project_id == project_id, episode.first_pos.is_not(None), raw.pos <= at)
         .group_by(episode.key, episode.id)
         .order_by(func.min(came_at()))
     )
@@ -100,7 +102,11 @@ def groups(connection: Connection, project: str, *, at: int) -> Iterator[GroupRe
 
 
 def _require_snapshot(connection: Connection, project_id: int, at: int) -> None:
-    """Refuse a snapshot of which something was replaced; reads what came after it, and no more."""
+    """Refuse a snapshot of which something was replaced or deleted; reads what came after it, and no more."""
+    gone = deleted_between(connection, project_id, at)
+    if gone is not None:
+        hint = "it was deleted after this snapshot; read the latest snapshot"
+        raise SnapshotGone(snapshot=at, kind=gone.kind, id=gone.id, hint=hint)
     raw = t.raw_event.c
     replaced = connection.execute(
         select(raw.kind, raw.entity_key)

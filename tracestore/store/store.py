@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, Engine, select
 
@@ -21,9 +21,13 @@ from tracestore.store.ingest import Outcome
 from tracestore.store.load import load_context, load_entity, load_events
 from tracestore.store.prepare import prepare
 from tracestore.store.requests import RequestMemory
+from tracestore.store.tombstones import require_not_deleted, tombstones
+from tracestore.store.transaction import Transaction
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Call
 from tracestore.wire.events import AnyEvent
+
+T = TypeVar("T")
 
 
 class NotFound(TracestoreError):
@@ -88,6 +92,10 @@ class Store:
         prepared = [prepare(event, text, requests=self._requests) for event, text in items]
         return self._committer.submit(project, prepared)
 
+    def perform(self, project: str, do: Callable[[Transaction], T]) -> Future[T]:
+        """Take rows away between two transactions of events (`Committer.perform`)."""
+        return self._committer.perform(project, do)
+
     def read(self) -> Connection:
         """A connection for reading; it sees one state of the database from its first statement on."""
         connection = self.engine.connect()
@@ -105,11 +113,13 @@ class Store:
         Raises:
             NotFound: no such episode (then).
             SnapshotGone: an event of it that had come then was replaced since.
+            Deleted: it was, or its project.
         """
         with self.read() as connection:
             project_id = query.find_project(connection, project)
             key = None
             if project_id is not None:
+                require_not_deleted(connection, project_id, "episode", episode_id)
                 key = connection.execute(
                     select(t.episode.c.key).where(
                         t.episode.c.project_id == project_id, t.episode.c.id == episode_id
@@ -129,9 +139,12 @@ class Store:
 
         Raises:
             NotFound: no such call.
+            Deleted: it was, or its episode, or its project.
         """
         with self.read() as connection:
             project_id = query.find_project(connection, project)
+            if project_id is not None:
+                require_not_deleted(connection, project_id, "call", call_id)
             call = None if project_id is None else load_entity(connection, project_id, "call", call_id)
         if not isinstance(call, Call):
             raise NotFound(call_id=call_id, project=project)
@@ -142,9 +155,12 @@ class Store:
 
         Raises:
             NotFound: no such call, or its context is not known because its parent has not come.
+            Deleted: it was, or its episode, or its project.
         """
         with self.read() as connection:
             project_id = query.find_project(connection, project)
+            if project_id is not None:
+                require_not_deleted(connection, project_id, "call", call_id)
             found = None if project_id is None else load_context(connection, project_id, call_id)
         if found is None:
             raise NotFound(
@@ -179,6 +195,12 @@ class Store:
         with self.read() as connection:
             at = query.snapshot(connection, project) if snapshot is None else snapshot
             return list(query.groups(connection, project, at=at))
+
+    def tombstones(self, project: str, *, snapshot: int) -> tuple[dict[str, Any], ...]:
+        """The episodes that were deleted by a snapshot."""
+        with self.read() as connection:
+            project_id = query.find_project(connection, project)
+            return () if project_id is None else tombstones(connection, project_id, at=snapshot)
 
     def close(self) -> None:
         """Commit what is in hand and close the database."""

@@ -169,6 +169,35 @@ session = _table(
     rowid=False,
 )
 
+# What was asked to be deleted, and how far that has come. Its steps are transactions of their own, and each
+# takes a commit position, by which other servers learn that what they remember may be gone.
+deletion = _table(
+    "deletion",
+    _key(),
+    Column("what", Text, nullable=False),
+    Column("name", ExactText, nullable=False),  # the episode, the project, or the rule that chose episodes
+    Column("reason", ExactText),
+    Column("state", Text, nullable=False),
+    Column("requested_at", BigInteger, nullable=False),
+    Column("finished_at", BigInteger),
+    Column("num_positions", BigInteger, nullable=False),  # positions that its steps took
+    Column("num_events", BigInteger, nullable=False),  # positions that erased events leave empty
+    Column("num_rows", BigInteger, nullable=False),
+    Column("num_contents", BigInteger, nullable=False),
+    Column("num_blobs", BigInteger, nullable=False),
+    _one_of("what", "episode", "project", "age"),
+    _one_of("state", "erasing", "sweeping", "done"),
+)
+
+# Exports that may still hold what was deleted.
+deletion_export = _table(
+    "deletion_export",
+    _ref("deletion_key", "deletion", required=True),
+    Column("export_hash", ExactText, nullable=False),
+    PrimaryKeyConstraint("project_id", "deletion_key", "export_hash"),
+    rowid=False,
+)
+
 # What is left of something deleted: posting to its id again is refused.
 tombstone = _table(
     "tombstone",
@@ -177,7 +206,23 @@ tombstone = _table(
     Column("deleted_at", BigInteger, nullable=False),
     Column("reason", ExactText),
     _pos(),
+    # Of an episode: where its first event lay; snapshots from there up to `pos` are gone.
+    Column("first_pos", BigInteger),
+    Column("deletion_key", BigInteger),
+    Column("erased_at", BigInteger),  # NULL: its rows still lie there
     PrimaryKeyConstraint("project_id", "kind", "id"),
+    _some_index("ix_tombstone_deletion", "deletion_key"),
+    rowid=False,
+)
+
+# Rows that something deleted referred to. They go with the next sweep, unless something else refers to them
+# or ingest looks them up before.
+doomed = _table(
+    "doomed",
+    Column("name", Text, nullable=False),  # of the table
+    Column("key", BigInteger, nullable=False),
+    _pos(),
+    PrimaryKeyConstraint("project_id", "name", "key"),
     rowid=False,
 )
 

@@ -13,6 +13,7 @@ from tracestore.store import tables as t
 from tracestore.store.buffer import Buffer
 from tracestore.store.contents import Contents, Interned
 from tracestore.store.dictionary import NewRows
+from tracestore.store.doomed import SWEPT, rescue
 from tracestore.store.fields import PLACEHOLDERS, TABLES
 from tracestore.store.lookup import look_up
 from tracestore.store.requests import Piece
@@ -57,10 +58,28 @@ class Memory:
     """Hashes of blobs that have a row."""
     open_events: dict[tuple[str, str], AnyEvent] = field(default_factory=dict)
     """Events whose other half has not come."""
+    has_tombstones: bool = False
+    is_deleted: bool = False
+    """Whether the project itself is."""
+    has_doomed: bool = False
+    """Whether rows wait to be swept away, from which they are saved by being looked up."""
 
     @classmethod
     def of(cls, project_id: int, commit_seq: int) -> Memory:
         return cls(project_id, commit_seq, Contents(project_id), RunIds(project_id), RunCodec(project_id))
+
+    def learn_deletions(self, connection: Connection) -> None:
+        """What of the project is being deleted. It stays true: every step of a deletion drops this memory."""
+        tombstone, doomed = t.tombstone.c, t.doomed.c
+        kinds, names = ("project", "episode", "agent", "call"), [table.name for table in SWEPT]
+        stones = select(tombstone.id).where(
+            tombstone.project_id == self.project_id, tombstone.kind.in_(kinds)
+        )
+        waiting = select(doomed.key).where(doomed.project_id == self.project_id, doomed.name.in_(names))
+        self.has_tombstones = connection.execute(stones.limit(1)).first() is not None
+        whole = stones.where(tombstone.kind == "project")
+        self.is_deleted = self.has_tombstones and connection.execute(whole).first() is not None
+        self.has_doomed = self.contents.has_doomed = connection.execute(waiting.limit(1)).first() is not None
 
     def trim(self) -> None:
         """Forget what was used longest ago. Only between transactions: within one, all is needed."""
@@ -158,8 +177,12 @@ class Transaction:
             rows = look_up(
                 self.connection, table, columns, by="id", values=sorted(ids), project_id=self.project_id
             )
+            found = []
             for id_, key, is_placeholder, *first_pos in rows:
                 self.memory.entities[kind, id_] = Entity(key, bool(is_placeholder), *first_pos)
+                found.append(key)
+            if self.memory.has_doomed:
+                rescue(self.connection, table, found, project_id=self.project_id)
 
     def ids_of_keys(self, kind: str, ids: Sequence[str]) -> dict[int, str]:
         """The ids, of those given, that have a row, by its key."""

@@ -88,6 +88,9 @@ class Blobs(Protocol):
         What was there under the name is replaced: a damaged blob is put right by sending it again.
         """
 
+    def remove(self, project: str, name: str) -> None:
+        """Take a blob away for good, or nothing where there is none; returns when that is durable."""
+
 
 def folder_of(project: str) -> str:
     """What a project's blobs lie under. A name may hold a slash, and two may differ in case alone."""

@@ -57,6 +57,12 @@ class FolderBlobs:
         os.rename(file, target)
         self._sync(target)
 
+    def remove(self, project: str, name: str) -> None:
+        with disk_errors(name), suppress(FileNotFoundError):
+            file = self._file(project, name)
+            file.unlink()
+            sync_folder(file.parent)
+
     def _file(self, project: str, name: str) -> Path:
         return self._folder / folder_of(project) / name[:2] / name
 

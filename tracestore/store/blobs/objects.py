@@ -118,6 +118,10 @@ class ObjectBlobs:
         with _object_errors(name):
             self._client.upload_file(str(file), self._bucket, self._key(project, name), Config=_TRANSFER)
 
+    def remove(self, project: str, name: str) -> None:
+        with _object_errors(name):
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(project, name))
+
     def _key(self, project: str, name: str) -> str:
         return f"{self._prefix}{folder_of(project)}/{name}"
 

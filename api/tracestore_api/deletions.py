@@ -1,0 +1,146 @@
+"""`DELETE` of an episode or a project: dead at once, erased in the background, followed by its number.
+
+The answer is 202 with the deletion as it stands. One thread of the process carries deletions out, one after
+another, and begins with those that an earlier process left.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from tracestore.store import delete
+from tracestore.store.blobs import Blobs
+from tracestore.store.delete import Deletion, OtherProject
+from tracestore.store.store import Store
+from tracestore_api.access import AdminProject, Project
+from tracestore_api.reads import NoParameters, Stored
+from tracestore_api.response import StrictJSON
+
+router = APIRouter()
+_log = logging.getLogger("tracestore.api")
+
+
+class DeletionAnswer(BaseModel):
+    """How far a deletion has come."""
+
+    id: int
+    what: Literal["episode", "project", "age"]
+    name: str
+    reason: str | None
+    state: Literal["erasing", "sweeping", "done"]
+    requested_at: int
+    finished_at: int | None
+    episodes: int
+    episodes_erased: int
+    rows: int
+    contents: int
+    blobs: int
+    exports: list[str]
+
+
+class DeletionsAnswer(BaseModel):
+    """The deletions of a project, the latest first."""
+
+    items: list[DeletionAnswer]
+    next_cursor: None
+    truncated: Literal[False]
+
+
+class Deleter:
+    """Carries deletions out in a thread of its own."""
+
+    def __init__(self, store: Store, blobs: Blobs | None) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._asked: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="tracestore-deleter", daemon=True)
+
+    def start(self) -> None:
+        for project, key in delete.unfinished(self._store):
+            self._asked.put((project, key))
+        self._thread.start()
+
+    def carry_out(self, project: str, key: int) -> None:
+        self._asked.put((project, key))
+
+    def close(self) -> None:
+        """End after the step in hand; what is left is gone on with by the next process."""
+        self._is_closed = True
+        self._asked.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            project, key = asked
+            try:
+                delete.carry_out(self._store, project, key, blobs=self._blobs, progress=self._go_on)
+            except _Closing:
+                return
+            except Exception:  # noqa: BLE001 - the thread outlives it, and the deletion stays unfinished
+                _log.exception("deletion %s of project %r could not be carried out", key, project)
+
+    def _go_on(self, _: Deletion) -> None:
+        if self._is_closed:
+            raise _Closing
+
+
+class _Closing(Exception):
+    """The server stops."""
+
+
+def _deleter(request: Request) -> Deleter:
+    found: Deleter = request.app.state.deleter
+    return found
+
+
+Carrier = Annotated[Deleter, Depends(_deleter)]
+
+
+@router.delete("/v1/episodes/{episode_id:id}", status_code=202, response_model=DeletionAnswer)
+def delete_episode(
+    store: Stored, project: AdminProject, deleter: Carrier, episode_id: str, no: NoParameters
+) -> Response:
+    """Delete an episode with everything in it."""
+    return _begun(deleter, project, delete.delete_episode(store, project, episode_id))
+
+
+@router.delete("/v1/projects/{name}", status_code=202, response_model=DeletionAnswer)
+def delete_project(
+    store: Stored, project: AdminProject, deleter: Carrier, name: str, no: NoParameters
+) -> Response:
+    """Delete everything in the project of the request, which must be the one that the path names."""
+    if name != project:
+        raise OtherProject(named=name, project=project, hint="a key deletes its own project and no other")
+    return _begun(deleter, project, delete.delete_project(store, project))
+
+
+@router.get("/v1/deletions", response_model=DeletionsAnswer)
+def get_deletions(store: Stored, project: Project, no: NoParameters) -> Response:
+    """Every deletion of the project, the latest first."""
+    items = [_answer(one) for one in delete.deletions(store, project)]
+    return StrictJSON({"items": items, "next_cursor": None, "truncated": False})
+
+
+@router.get("/v1/deletions/{deletion_id:int}", response_model=DeletionAnswer)
+def get_deletion(store: Stored, project: Project, deletion_id: int, no: NoParameters) -> Response:
+    """How far a deletion has come."""
+    return StrictJSON(_answer(delete.deletion(store, project, deletion_id)))
+
+
+def _begun(deleter: Deleter, project: str, found: Deletion) -> Response:
+    if found.state != "done":
+        deleter.carry_out(project, found.id)
+    headers = {"location": f"/v1/deletions/{found.id}"}
+    return StrictJSON(_answer(found), status_code=202, headers=headers)
+
+
+def _answer(found: Deletion) -> dict[str, object]:
+    return delete.facts(found)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from fastapi.testclient import TestClient
+
+from tests import factories as make
+from tests.databases import empty_store
+from tests.factories import posted
+from tracestore.store import Store
+from tracestore.wire.encode import encode
+from tracestore_api.app import create_app
+
+
+def client_of(store: Store) -> TestClient:
+    return TestClient(create_app(store), base_url="http://127.0.0.1", client=("127.0.0.1", 50000))
+
+
+def done(client: TestClient, path: str) -> dict[str, object]:
+    """The deletion, when it is done; a server that never ends it fails by the limit."""
+    until = time.monotonic() + 30
+    while (found := client.get(path).json())["state"] != "done":
+        assert time.monotonic() < until, found
+        time.sleep(0.02)
+    return dict(found)
+
+
+def test_a_deleted_episode_can_be_followed_and_is_gone_for_readers_and_posters(tmp_path: Path) -> None:
+    events = [
+        *(make.episode("e"), make.agent("a"), make.call("c", agent="a"), make.reward("r")),
+        *(make.episode("f"), make.agent("b", episode="f")),
+    ]
+    with Store.open(empty_store(tmp_path / "store.db")) as store, client_of(store) as client:
+        store.ingest("default", [posted(event) for event in events])
+        answer = client.delete("/v1/episodes/e")
+        assert answer.status_code == 202
+        found = done(client, answer.headers["location"])
+        assert (found["episodes"], found["episodes_erased"]) == (1, 1)
+        assert client.get("/v1/deletions").json()["items"] == [found]
+        assert client.delete("/v1/episodes/e").json() == found
+        for path in ("/v1/episodes/e", "/v1/calls/c", "/v1/calls/c/request", "/v1/calls/c/context"):
+            assert client.get(path).status_code == 410, path
+        assert client.get("/v1/episodes/f").status_code == 200
+        again = client.post("/v1/events", content=b"\n".join(encode(one) for one in events))
+        assert again.status_code == 207
+        statuses = [item["problem"] and item["problem"]["status"] for item in again.json()["items"]]
+        assert statuses == [410, 410, 410, 410, None, None]
+        assert client.delete("/v1/episodes/never").status_code == 404
+        assert client.get("/v1/deletions/999").status_code == 404
+
+
+def test_what_a_stopped_server_left_is_carried_out_by_the_next(tmp_path: Path) -> None:
+    from tracestore.store.delete import delete_episode, deletions
+
+    with Store.open(empty_store(tmp_path / "store.db")) as store:
+        store.ingest("default", [posted(make.episode("e")), posted(make.agent("a"))])
+        asked = delete_episode(store, "default", "e")
+        with client_of(store) as client:
+            done(client, f"/v1/deletions/{asked.id}")
+        assert [one.state for one in deletions(store, "default")] == ["done"]

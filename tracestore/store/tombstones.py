@@ -1,0 +1,87 @@
+"""What was deleted: whoever asks for it is told so, and that it does not come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from sqlalchemy import Connection, select
+
+from tracestore.errors import TracestoreError
+from tracestore.store import tables as t
+from tracestore.store.chunks import chunks
+
+
+class Deleted(TracestoreError):
+    """This was deleted"""
+
+    status: ClassVar[int] = 410
+
+
+def require_not_deleted(connection: Connection, project_id: int, kind: str, id_: str) -> None:
+    """Refuse to look for what was deleted, by itself or with its project.
+
+    Raises:
+        Deleted: it has a tombstone.
+    """
+    stone = t.tombstone.c
+    this = (stone.kind == "project") | ((stone.kind == kind) & (stone.id == id_))
+    if kind == "call":
+        # Until it is erased, it has no tombstone but that of its episode.
+        call, episode = t.call.c, t.episode.c
+        holder = (
+            select(episode.id)
+            .join(t.call, (call.project_id == episode.project_id) & (call.episode_key == episode.key))
+            .where(call.project_id == project_id, call.id == id_)
+        )
+        this |= (stone.kind == "episode") & (stone.id == holder.scalar_subquery())
+    found = connection.execute(
+        select(stone.kind, stone.id, stone.deleted_at, stone.reason, stone.deletion_key)
+        .where(stone.project_id == project_id, this)
+        .limit(1)
+    ).one_or_none()
+    if found is not None:
+        raise Deleted(
+            **{name: value for name, value in found._mapping.items() if value is not None},
+            hint="a deleted id is never used again; /v1/deletions says what was deleted",
+        )
+
+
+def deleted_names(
+    connection: Connection, project_id: int, names: Iterable[tuple[str, str]]
+) -> set[tuple[str, str]]:
+    """Which of these (kind, id) have a tombstone."""
+    stone = t.tombstone.c
+    ids: dict[str, set[str]] = {}
+    for kind, id_ in names:
+        ids.setdefault(kind, set()).add(id_)
+    found = set()
+    for kind, some in ids.items():
+        for chunk in chunks(sorted(some)):
+            rows = connection.execute(
+                select(stone.id).where(
+                    stone.project_id == project_id, stone.kind == kind, stone.id.in_(chunk)
+                )
+            )
+            found |= {(kind, id_) for id_ in rows.scalars()}
+    return found
+
+
+def deleted_between(connection: Connection, project_id: int, at: int) -> Any:
+    """What was there at a snapshot and was deleted after it: an episode, or the project; None: nothing."""
+    stone = t.tombstone.c
+    is_whole = (stone.kind == "project") | ((stone.kind == "episode") & (stone.first_pos <= at))
+    return connection.execute(
+        select(stone.kind, stone.id).where(stone.project_id == project_id, stone.pos > at, is_whole).limit(1)
+    ).first()
+
+
+def tombstones(connection: Connection, project_id: int, *, at: int) -> tuple[dict[str, Any], ...]:
+    """The deleted episodes of a project at a snapshot, as manifests list them."""
+    stone = t.tombstone.c
+    rows = connection.execute(
+        select(stone.kind, stone.id, stone.pos)
+        .where(stone.project_id == project_id, stone.pos <= at, stone.kind == "episode")
+        .order_by(stone.pos, stone.id)
+    )
+    return tuple(dict(row._mapping) for row in rows)
