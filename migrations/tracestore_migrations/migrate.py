@@ -45,8 +45,9 @@ def upgrade(engine: Engine) -> None:
     """
     # The write lock is taken first, so of two servers that start together one migrates and one waits.
     with writer(engine).begin() as connection:
+        before = schema.revision(connection)
         scripts = scripts_of_this_package()
-        _require_known(scripts, schema.revision(connection))
+        _require_known(scripts, before)
 
         def pending(revision: Any, _context: Any) -> Any:
             return scripts._upgrade_revs("head", revision)
@@ -54,6 +55,8 @@ def upgrade(engine: Engine) -> None:
         context = MigrationContext.configure(connection, opts={"fn": pending})
         with Operations.context(context):
             context.run_migrations()
+        if schema.revision(connection) != before:
+            schema.replace_views(connection)
         # What a migration made anew has none.
         schema.set_plan_statistics(connection)
 

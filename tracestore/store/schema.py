@@ -45,8 +45,7 @@ def create(connection: Connection) -> None:
     for table in metadata.tables.values():
         table.to_metadata(fresh)
     fresh.create_all(connection)
-    for statement in view_statements().values():
-        connection.execute(text(statement))
+    replace_views(connection)
     # As Alembic itself makes it.
     connection.execute(
         text(
@@ -55,6 +54,13 @@ def create(connection: Connection) -> None:
         )
     )
     connection.execute(text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": REVISION})
+
+
+def replace_views(connection: Connection) -> None:
+    """Make the declared views, in place of those of their names. They hold no rows, so no migration keeps a copy."""
+    for name, statement in view_statements().items():
+        connection.execute(text(f"DROP VIEW IF EXISTS {name}"))
+        connection.execute(text(statement))
 
 
 def is_empty(connection: Connection) -> bool:

@@ -12,6 +12,7 @@
 -- - Whole numbers are 64 bit (a sum is cast back: PostgreSQL makes it `numeric`, DuckDB HUGEINT), all others
 --   double precision; a ratio is of doubles. Times are nanoseconds UTC, whole numbers.
 -- - Claims (`is_...`, `selected`, ...) are booleans, on SQLite 1 and 0; `WHERE is_complete` reads the same on all.
+-- - What is being deleted is gone: its episode has no `first_pos` from the first step on.
 -- - Text is compared and sorted by code point, case and all; on a PostgreSQL database with another collation say
 --   `ORDER BY ... COLLATE "C"`. Rows have no order but the one that a query states.
 
@@ -93,7 +94,7 @@ SELECT p.name AS project,
        a.ended_at
   FROM agent a
   JOIN project p ON p.project_id = a.project_id
-  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key
+  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key AND e.first_pos IS NOT NULL
   LEFT JOIN agent pa ON pa.project_id = a.project_id AND pa.key = a.parent_agent_key
   LEFT JOIN call sc ON sc.project_id = a.project_id AND sc.key = a.spawned_by_call_key
   LEFT JOIN snapshot s ON s.project_id = a.project_id AND s.key = a.snapshot_key
@@ -152,7 +153,7 @@ SELECT p.name AS project,
        c.ended_at
   FROM call c
   JOIN project p ON p.project_id = c.project_id
-  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key AND e.first_pos IS NOT NULL
   LEFT JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key
   LEFT JOIN call pc ON pc.project_id = c.project_id AND pc.key = c.parent_call_key
   LEFT JOIN call lc ON lc.project_id = c.project_id AND lc.key = c.link_call_key
@@ -184,7 +185,7 @@ SELECT p.name AS project,
   FROM tool_call u
   JOIN project p ON p.project_id = u.project_id
   JOIN call c ON c.project_id = u.project_id AND c.key = u.call_key
-  JOIN episode e ON e.project_id = u.project_id AND e.key = u.episode_key
+  JOIN episode e ON e.project_id = u.project_id AND e.key = u.episode_key AND e.first_pos IS NOT NULL
   LEFT JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key;
 
 -- Messages: each message once for every place where it stands in an episode. The spellings of one message at
@@ -207,7 +208,7 @@ SELECT p.name AS project,
          WHERE m.project_id = n.project_id AND m.node_key = n.key) AS num_completions
   FROM node n
   JOIN project p ON p.project_id = n.project_id
-  JOIN episode e ON e.project_id = n.project_id AND e.key = n.episode_key
+  JOIN episode e ON e.project_id = n.project_id AND e.key = n.episode_key AND e.first_pos IS NOT NULL
   JOIN content t ON t.project_id = n.project_id AND t.key = n.content_key;
 
 -- Contexts: for each call the messages it saw, in order from position 0, each with its author: the completion
@@ -254,7 +255,7 @@ SELECT p.name AS project,
      SELECT path.node_key FROM path)
   JOIN content t ON t.project_id = n.project_id AND t.key = n.content_key
   JOIN project p ON p.project_id = c.project_id
-  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key AND e.first_pos IS NOT NULL
   LEFT JOIN completion am
     ON am.project_id = n.project_id
    AND am.key = (
@@ -296,7 +297,7 @@ SELECT p.name AS project,
           FROM call
          WHERE link_call_key IS NOT NULL) d
   JOIN project p ON p.project_id = d.project_id
-  JOIN episode e ON e.project_id = d.project_id AND e.key = d.episode_key
+  JOIN episode e ON e.project_id = d.project_id AND e.key = d.episode_key AND e.first_pos IS NOT NULL
   LEFT JOIN call fc ON fc.project_id = d.project_id AND fc.key = d.from_call_key
   LEFT JOIN agent fa ON fa.project_id = d.project_id AND fa.key = d.from_agent_key
   LEFT JOIN episode fe ON fe.project_id = d.project_id AND fe.key = d.from_episode_key
@@ -350,7 +351,7 @@ SELECT p.name AS project,
   JOIN call c ON c.project_id = ends.project_id AND c.key = ends.call_key
   JOIN call r ON r.project_id = f.project_id AND r.key = f.call_key
   JOIN project p ON p.project_id = c.project_id
-  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key AND e.first_pos IS NOT NULL
   LEFT JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key
   LEFT JOIN node n ON n.project_id = ends.project_id AND n.key = ends.last_node_key;
 
@@ -396,7 +397,7 @@ SELECT p.name AS project,
   FROM candidate_set s
   JOIN candidate_member m ON m.project_id = s.project_id AND m.candidate_set_key = s.key
   JOIN project p ON p.project_id = s.project_id
-  JOIN episode e ON e.project_id = s.project_id AND e.key = s.episode_key
+  JOIN episode e ON e.project_id = s.project_id AND e.key = s.episode_key AND e.first_pos IS NOT NULL
   LEFT JOIN agent a ON a.project_id = s.project_id AND a.key = s.agent_key
   LEFT JOIN call c ON c.project_id = m.project_id AND c.key = m.call_key
   LEFT JOIN agent ma ON ma.project_id = m.project_id AND ma.key = m.agent_key
@@ -426,7 +427,7 @@ SELECT p.name AS project,
        r.pos AS seq
   FROM reward r
   JOIN project p ON p.project_id = r.project_id
-  JOIN episode e ON e.project_id = r.project_id AND e.key = r.episode_key
+  JOIN episode e ON e.project_id = r.project_id AND e.key = r.episode_key AND e.first_pos IS NOT NULL
   LEFT JOIN agent a ON a.project_id = r.project_id AND a.key = r.agent_key
   LEFT JOIN call c ON c.project_id = r.project_id AND c.key = r.call_key
   LEFT JOIN candidate_set s ON s.project_id = r.project_id AND s.key = r.candidate_set_key;
@@ -451,7 +452,7 @@ SELECT p.name AS project,
            AND m.num_tokens IS NULL) AS completions_without_ids
   FROM call c
   JOIN project p ON p.project_id = c.project_id
-  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key AND e.first_pos IS NOT NULL
   LEFT JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key
   LEFT JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key
  WHERE c.pos IS NOT NULL;
@@ -544,7 +545,7 @@ SELECT p.name AS project,
   JOIN level4 l ON l.project_id = o.project_id AND l.agent_key = o.agent_key
   JOIN agent a ON a.project_id = o.project_id AND a.key = o.agent_key
   JOIN project p ON p.project_id = a.project_id
-  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key
+  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key AND e.first_pos IS NOT NULL
   LEFT JOIN agent pa ON pa.project_id = a.project_id AND pa.key = a.parent_agent_key
   LEFT JOIN too_deep x ON x.project_id = o.project_id AND x.agent_key = o.agent_key;
 
@@ -577,7 +578,7 @@ SELECT p.name AS project,
          WHERE m.project_id = x.project_id AND m.context_edit_key = x.key AND m.part = 'kept') AS num_kept
   FROM context_edit x
   JOIN project p ON p.project_id = x.project_id
-  JOIN episode e ON e.project_id = x.project_id AND e.key = x.episode_key
+  JOIN episode e ON e.project_id = x.project_id AND e.key = x.episode_key AND e.first_pos IS NOT NULL
   JOIN agent a ON a.project_id = x.project_id AND a.key = x.agent_key
   LEFT JOIN call bc ON bc.project_id = x.project_id AND bc.key = x.before_call_key
   LEFT JOIN call ac ON ac.project_id = x.project_id AND ac.key = x.after_call_key
@@ -601,7 +602,7 @@ SELECT p.name AS project,
   FROM context_edit_member m
   JOIN context_edit x ON x.project_id = m.project_id AND x.key = m.context_edit_key
   JOIN project p ON p.project_id = x.project_id
-  JOIN episode e ON e.project_id = x.project_id AND e.key = x.episode_key
+  JOIN episode e ON e.project_id = x.project_id AND e.key = x.episode_key AND e.first_pos IS NOT NULL
   JOIN call c ON c.project_id = m.project_id AND c.key = m.call_key
   LEFT JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key;
 
@@ -649,7 +650,7 @@ SELECT p.name AS project,
   FROM placed b
   JOIN context_edit x ON x.project_id = b.project_id AND x.key = b.context_edit_key
   JOIN project p ON p.project_id = x.project_id
-  JOIN episode e ON e.project_id = x.project_id AND e.key = x.episode_key
+  JOIN episode e ON e.project_id = x.project_id AND e.key = x.episode_key AND e.first_pos IS NOT NULL
   JOIN content t ON t.project_id = b.project_id AND t.key = b.content_key
   LEFT JOIN call ac ON ac.project_id = x.project_id AND ac.key = x.after_call_key
   LEFT JOIN placed f
@@ -664,14 +665,14 @@ SELECT p.name AS project, e.id AS episode_id, 'call' AS kind, c.id AS id,
        'parent_call' AS missing, q.id AS missing_id
   FROM call c
   JOIN project p ON p.project_id = c.project_id
-  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key AND e.first_pos IS NOT NULL
   JOIN call q ON q.project_id = c.project_id AND q.key = c.parent_call_key
  WHERE c.pos IS NOT NULL AND (q.pos IS NULL OR q.episode_key <> c.episode_key)
 UNION ALL
 SELECT p.name, e.id, 'call', c.id, 'agent', a.id
   FROM call c
   JOIN project p ON p.project_id = c.project_id
-  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key AND e.first_pos IS NOT NULL
   JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key
  WHERE c.pos IS NOT NULL AND (a.pos IS NULL OR a.episode_key <> c.episode_key)
 UNION ALL
@@ -680,20 +681,20 @@ SELECT p.name, e.id, 'completion', v.id, 'call', c.id
   JOIN completion m ON m.project_id = v.project_id AND m.key = v.completion_key
   JOIN call c ON c.project_id = m.project_id AND c.key = m.call_key
   JOIN project p ON p.project_id = c.project_id
-  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key AND e.first_pos IS NOT NULL
  WHERE c.pos IS NULL
 UNION ALL
 SELECT p.name, e.id, 'agent', a.id, 'parent_agent', q.id
   FROM agent a
   JOIN project p ON p.project_id = a.project_id
-  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key
+  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key AND e.first_pos IS NOT NULL
   JOIN agent q ON q.project_id = a.project_id AND q.key = a.parent_agent_key
  WHERE a.pos IS NOT NULL AND (q.pos IS NULL OR q.episode_key <> a.episode_key)
 UNION ALL
 SELECT p.name, e.id, 'agent', a.id, 'spawning_call', q.id
   FROM agent a
   JOIN project p ON p.project_id = a.project_id
-  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key
+  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key AND e.first_pos IS NOT NULL
   JOIN call q ON q.project_id = a.project_id AND q.key = a.spawned_by_call_key
  WHERE a.pos IS NOT NULL AND (q.pos IS NULL OR q.episode_key <> a.episode_key)
 UNION ALL
@@ -714,7 +715,7 @@ SELECT p.name AS project,
        g.at
   FROM gap g
   JOIN project p ON p.project_id = g.project_id
-  JOIN episode e ON e.project_id = g.project_id AND e.key = g.episode_key
+  JOIN episode e ON e.project_id = g.project_id AND e.key = g.episode_key AND e.first_pos IS NOT NULL
   LEFT JOIN agent a ON a.project_id = g.project_id AND a.key = g.agent_key
   LEFT JOIN call c ON c.project_id = g.project_id AND c.key = g.call_key;
 
@@ -738,7 +739,7 @@ SELECT p.name AS project,
        u.at
   FROM consumption_event u
   JOIN project p ON p.project_id = u.project_id
-  JOIN episode e ON e.project_id = u.project_id AND e.key = u.episode_key
+  JOIN episode e ON e.project_id = u.project_id AND e.key = u.episode_key AND e.first_pos IS NOT NULL
   JOIN call c ON c.project_id = u.project_id AND c.key = u.call_key
   LEFT JOIN (SELECT m.project_id, m.call_key, m.completion, min(r.version) AS version
                FROM completion m
@@ -763,7 +764,7 @@ SELECT p.name AS project,
   FROM completion m
   JOIN call c ON c.project_id = m.project_id AND c.key = m.call_key
   JOIN project p ON p.project_id = m.project_id
-  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key AND e.first_pos IS NOT NULL
   LEFT JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key
   LEFT JOIN (SELECT v.project_id, v.completion_key, v.position, v.start, v.name, v.version,
                     lead(v.start) OVER (
@@ -804,7 +805,7 @@ SELECT p.name AS project,
          WHERE c.pos IS NOT NULL
          GROUP BY c.project_id, c.episode_key) d
   JOIN project p ON p.project_id = d.project_id
-  JOIN episode e ON e.project_id = d.project_id AND e.key = d.episode_key;
+  JOIN episode e ON e.project_id = d.project_id AND e.key = d.episode_key AND e.first_pos IS NOT NULL;
 
 -- Finish rates: for each agent that spawned others how many were assigned work and how many finished it: their
 -- end has come, with the status `ok` (Kimi K2.5, PARL: r_finish = finished / assigned). Those whose end has not
@@ -827,7 +828,7 @@ SELECT p.name AS project,
          GROUP BY s.project_id, s.parent_agent_key) d
   JOIN agent a ON a.project_id = d.project_id AND a.key = d.parent_agent_key
   JOIN project p ON p.project_id = a.project_id
-  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key;
+  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key AND e.first_pos IS NOT NULL;
 
 -- Unfolded tokens: what agents at the root of an episode sampled in calls that spawned nothing, with how long the
 -- context was. FoldGRPO (arXiv 2510.11967) counts against the policy those beyond half of its context limit, which
@@ -847,7 +848,7 @@ SELECT p.name AS project,
   FROM call c
   JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key
   JOIN project p ON p.project_id = c.project_id
-  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key
+  JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key AND e.first_pos IS NOT NULL
   LEFT JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key
  WHERE c.pos IS NOT NULL
    AND a.pos IS NOT NULL

@@ -1,0 +1,72 @@
+"""Deletions: what was asked for, what is still to be swept, which exports hold what is gone.
+
+Rows that exist stay as they are; their tombstones, of which there are none yet, have no deletion.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "deletion",
+        *_whole("project_id", "key"),
+        sa.Column("what", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("reason", sa.Text()),
+        sa.Column("state", sa.Text(), nullable=False),
+        *_whole("requested_at"),
+        sa.Column("finished_at", sa.BigInteger()),
+        *_whole("num_positions", "num_events", "num_rows", "num_contents", "num_blobs"),
+        sa.PrimaryKeyConstraint("project_id", "key", name="pk_deletion"),
+        sa.ForeignKeyConstraint(["project_id"], ["project.project_id"], name="fk_deletion_project_id"),
+        sa.CheckConstraint("what IN ('episode', 'project', 'age')", name=op.f("ck_deletion_what_is_known")),
+        sa.CheckConstraint(
+            "state IN ('erasing', 'sweeping', 'done')", name=op.f("ck_deletion_state_is_known")
+        ),
+    )
+    op.create_table(
+        "deletion_export",
+        *_whole("project_id", "deletion_key"),
+        sa.Column("export_hash", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("project_id", "deletion_key", "export_hash", name="pk_deletion_export"),
+        sa.ForeignKeyConstraint(["project_id"], ["project.project_id"], name="fk_deletion_export_project_id"),
+        sa.ForeignKeyConstraint(
+            ["project_id", "deletion_key"],
+            ["deletion.project_id", "deletion.key"],
+            name="fk_deletion_export_deletion_key",
+            deferrable=True,
+            initially="DEFERRED",
+        ),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "doomed",
+        *_whole("project_id"),
+        sa.Column("name", sa.Text(), nullable=False),
+        *_whole("key", "pos"),
+        sa.PrimaryKeyConstraint("project_id", "name", "key", name="pk_doomed"),
+        sa.ForeignKeyConstraint(["project_id"], ["project.project_id"], name="fk_doomed_project_id"),
+        sqlite_with_rowid=False,
+    )
+    for column in ("first_pos", "deletion_key", "erased_at"):
+        op.add_column("tombstone", sa.Column(column, sa.BigInteger()))
+    where = sa.text("deletion_key IS NOT NULL")
+    op.create_index(
+        "ix_tombstone_deletion",
+        "tombstone",
+        ["project_id", "deletion_key"],
+        sqlite_where=where,
+        postgresql_where=where,
+    )
+
+
+def _whole(*names: str) -> list[sa.Column[int]]:
+    return [sa.Column(name, sa.BigInteger(), nullable=False) for name in names]
