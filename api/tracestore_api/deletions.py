@@ -11,7 +11,7 @@ import queue
 import threading
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -102,6 +102,8 @@ def _deleter(request: Request) -> Deleter:
 
 
 Carrier = Annotated[Deleter, Depends(_deleter)]
+Number = Annotated[int, Path(le=2**63 - 1)]
+"""What a database can hold."""
 
 
 @router.delete("/v1/episodes/{episode_id:id}", status_code=202, response_model=DeletionAnswer)
@@ -130,7 +132,7 @@ def get_deletions(store: Stored, project: Project, no: NoParameters) -> Response
 
 
 @router.get("/v1/deletions/{deletion_id:int}", response_model=DeletionAnswer)
-def get_deletion(store: Stored, project: Project, deletion_id: int, no: NoParameters) -> Response:
+def get_deletion(store: Stored, project: Project, deletion_id: Number, no: NoParameters) -> Response:
     """How far a deletion has come."""
     return StrictJSON(_answer(delete.deletion(store, project, deletion_id)))
 

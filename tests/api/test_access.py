@@ -62,7 +62,12 @@ FOR_ANY_KEY = {
     ("POST", "/v1/session"),
     ("DELETE", "/v1/session"),
 }
-"""What a key of any scope may do; else GET needs read, and every other method write."""
+"""What a key of any scope may do; else GET needs read, and every other method write, but for `ANOTHER`."""
+ANOTHER: dict[tuple[str, str], Right] = {
+    ("POST", "/v1/sql"): "read",
+    ("DELETE", "/v1/episodes/{episode_id}"): "admin",
+    ("DELETE", "/v1/projects/{name}"): "admin",
+}
 
 KEY_IN_URL = "urn:tracestore:problem:key-in-url"
 
@@ -90,7 +95,7 @@ class Served:
 
     def send(self, door: Door, key: NewKey | None = None, **ids: str) -> Response:
         method, path = door
-        named = {"hash": HASH, "path": "v1/models", **ids}
+        named = {"hash": HASH, "path": "v1/models", "deletion_id": "7", "name": "mine", **ids}
         url = re.sub(r"{(\w+)(?::\w+)?}", lambda name: quote(named.get(name[1], "e"), safe="/"), path)
         headers = {"Content-Type": "application/json", **({} if key is None else bearer(key))}
         return self.client.request(method, url, headers=headers)
@@ -128,6 +133,8 @@ def doors(app: FastAPI) -> list[Door]:
 def right_of(door: Door) -> Right | None:
     if door in OPEN | FOR_ANY_KEY:
         return None
+    if door in ANOTHER:
+        return ANOTHER[door]
     return "read" if door[0] == "GET" and not door[1].startswith("/proxy/") else "write"
 
 
@@ -166,7 +173,14 @@ def test_every_door_asks_for_the_scope_that_it_needs_and_for_no_other(served: Se
 def test_a_thing_of_another_project_is_answered_exactly_as_one_that_is_not_there(served: Served) -> None:
     mine, theirs = served.key(project="mine"), served.key(project="theirs")
     fill(served, theirs)
-    ids = {"episode_id": "the-episode", "call_id": "the-call", "hash": HASH}
+    deleted = served.client.delete("/v1/episodes/half", headers=bearer(theirs)).json()["id"]
+    ids = {
+        "episode_id": "the-episode",
+        "call_id": "the-call",
+        "hash": HASH,
+        "deletion_id": str(deleted),
+    }
+    unknown_ids = {"hash": hashlib.sha256(b"nothing").hexdigest(), "deletion_id": "999"}
     asked = 0
     for door in doors(served.app):
         names = re.findall(r"{(\w+)}", door[1])
@@ -174,7 +188,7 @@ def test_a_thing_of_another_project_is_answered_exactly_as_one_that_is_not_there
             continue
         [name] = names
         assert served.send(door, theirs, **{name: ids[name]}).status_code == 200, door
-        unknown_id = hashlib.sha256(b"nothing").hexdigest() if name == "hash" else "unknown"
+        unknown_id = unknown_ids.get(name, "unknown")
         foreign = served.send(door, mine, **{name: ids[name]})
         unknown = served.send(door, mine, **{name: unknown_id})
         assert foreign.status_code == unknown.status_code == 404, door

@@ -40,7 +40,7 @@ SURFACE = {
     "keys rotate": {"--db", "--grace", "--json", "--project", "prefix"},
     "demo": {"--dir", "--json", "--traces"},
     "import": {"--db", "--format", "--json", "--list-formats", "--project", "--url", "paths"},
-    "show": {"--context", "--db", "--json", "--project", "id"},
+    "show": {"--context", "--db", "--json", "--picture", "--project", "id"},
     "sql": {
         *("--db", "--format", "--json", "--max-rows", "--memory", "--output", "--parquet", "--project"),
         *("--shards", "--timeout", "query"),

@@ -785,8 +785,8 @@ SELECT p.name AS project,
        CASE WHEN d.tokens_once > 0
             THEN CAST(d.tokens_processed AS DOUBLE PRECISION) / d.tokens_once END AS token_duplication,
        d.messages_read,
-       (SELECT count(*) FROM node n
-         WHERE n.project_id = e.project_id AND n.episode_key = e.key AND n.twin_of_key IS NULL
+       (SELECT count(DISTINCT coalesce(n.twin_of_key, n.key)) FROM node n
+         WHERE n.project_id = e.project_id AND n.episode_key = e.key
            AND (EXISTS (SELECT 1 FROM node k WHERE k.project_id = n.project_id AND k.parent_key = n.key)
              OR EXISTS (SELECT 1 FROM call q
                          WHERE q.project_id = n.project_id AND q.prompt_node_key = n.key))) AS messages_once
