@@ -33,7 +33,7 @@ def test_every_view_has_the_rows_of_sqlite(server: str, tmp_path: Path) -> None:
         make.tool_call(),
         make.candidate_set("s", make.member("c1", 0), make.member("c1", 1)),
         make.selection("x", "s", 1),
-        make.compaction(before_call_id="c0"),
+        make.compaction(before_call_id="c0", replaced_call_ids=("c0",)),
         make.reward(value=0.1),
         make.gap(),
         make.consumption(),

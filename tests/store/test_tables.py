@@ -13,7 +13,7 @@ _LOOKED_UP_WITHOUT_A_PROJECT = {
     "uq_api_key_hash": "a key alone says which project it opens",
     "uq_session_hash": "so does a cookie",
 }
-"""What is unique in the whole database. `project`, `api_key` and `session` are small: every node has a copy."""
+"""What is unique in the whole database. `project`, `api_key` and `session` are small: nodes have copies."""
 
 
 def test_every_primary_key_leads_with_the_project() -> None:
