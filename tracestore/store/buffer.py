@@ -2,7 +2,7 @@
 
 A row that changes before it is written costs nothing. Foreign keys are deferred, so any order would be right;
 but while a reference of a SQLite transaction is open, every insert into a table that others refer to looks
-through all of them for it. So references to rows that come later are filled in afterwards.
+through all of them for it. So there references to rows that come later are filled in afterwards.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sqlalchemy import Boolean, Connection, Dialect, LargeBinary, Table, bindpar
 from sqlalchemy.types import TypeEngine
 
 from tracestore.store import tables as t
+from tracestore.store.copy import copy_rows
 from tracestore.store.types import ExactText, escape
 
 Key = Any
@@ -77,7 +78,8 @@ class Buffer:
         for table in sorted(self._inserts, key=_place_in_order):
             rows = self._inserts[table]
             if rows:
-                self._hold_back(table, rows)
+                if connection.dialect.name == "sqlite":
+                    self._hold_back(table, rows)
                 self._flush_inserts(connection, table, rows.values())
         for table, changes in self._updates.items():
             self._flush_updates(connection, table, changes)
@@ -101,20 +103,26 @@ class Buffer:
                     written.add(key)
 
     def _flush_inserts(self, connection: Connection, table: Table, rows: Collection[dict[str, Any]]) -> None:
-        """Write new rows, those with the same columns together.
+        """Write new rows: on PostgreSQL by COPY, on SQLite those with the same columns together.
 
-        Columns without a value are not named: Python's SQLite driver takes longer to bind a NULL than SQLite
-        takes to store an integer. For the same reason SQLAlchemy does not make the parameters.
+        There columns without a value are not named: Python's SQLite driver takes longer to bind a NULL than
+        SQLite takes to store an integer. For the same reason SQLAlchemy does not make the parameters.
         """
+        is_postgresql = connection.dialect.name == "postgresql"
         alike: Mapping[tuple[str, ...], Collection[dict[str, Any]]]
-        if _refers_to_itself(table):
+        if is_postgresql or _refers_to_itself(table):
             # In the order in which they came, so that what a row refers to stands before it.
             alike = {tuple(sorted(set(chain.from_iterable(rows)))): rows}
         else:
             alike = _by_columns(rows)
         for names, some in alike.items():
             insert = _insert_of(table, names, connection.dialect)
-            connection.exec_driver_sql(insert.sql, insert.parameters(some, self._project_id))
+            parameters = insert.parameters(some, self._project_id)
+            # One row is sooner there by INSERT; from two on COPY takes less of both processes' time.
+            if is_postgresql and len(parameters) > 1:
+                copy_rows(connection, table, (*names, "project_id"), parameters)
+            else:
+                connection.exec_driver_sql(insert.sql, parameters)
 
     def _flush_deletes(self, connection: Connection, table: Table, keys: list[Key]) -> None:
         names = _key_columns(table)
@@ -211,9 +219,10 @@ def _parameters_of(
     processes = {
         f"process_{place}": _process(table.c[name].type, dialect) for place, name in enumerate(names)
     }
+    may_lack_some = dialect.name == "postgresql" or _refers_to_itself(table)
     values = []
     for place, name in enumerate(names):
-        value = f"row.get({name!r})" if _refers_to_itself(table) else f"row[{name!r}]"
+        value = f"row.get({name!r})" if may_lack_some else f"row[{name!r}]"
         if processes[f"process_{place}"] is not None:
             value = f"(None if (value := {value}) is None else process_{place}(value))"
         values.append(value)

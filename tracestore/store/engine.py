@@ -13,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 
 from tracestore.errors import TracestoreError
 from tracestore.store.codec import decompress
+from tracestore.store.copy import listen
 from tracestore.store.tables import KEY_BITS
 
 BUSY_TIMEOUT_MS = 30_000
@@ -101,6 +102,7 @@ def connect(url: str, *, create: bool = True) -> Engine:
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
     else:
+        listen(engine)
         _require_durable(engine)
     return engine
 
