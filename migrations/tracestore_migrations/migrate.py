@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 
 from tracestore.store import Store, schema
 from tracestore.store.engine import connect, writer
 from tracestore_migrations.catalogue import Catalogue, differences, read_catalogue
+from tracestore_migrations.grants import give
+from tracestore_migrations.place import Place, enter, leave, set_revision
+from tracestore_migrations.steps import ROWS_AT_ONCE, steps_of
+
+_PAUSE_S = 0.01
+"""Between two transactions of an upgrade: another process that waits for its turn gets it."""
+
+
+class Progress(NamedTuple):
+    """What an upgrade has just done."""
+
+    revision: str
+    """The one that it is on the way to."""
+    step: str
+    num_rows: int
+    """Rows of this step that are done."""
+
+
+Heard = Callable[[Progress], None]
 
 
 def open_store(url: str, *, create: bool = True) -> Store:
@@ -34,42 +55,89 @@ def open_store(url: str, *, create: bool = True) -> Store:
     return Store.open(url, create=create)
 
 
-def upgrade(engine: Engine) -> None:
-    """Run the migrations that a database lacks.
+def upgrade(
+    engine: Engine, *, rows_at_once: int = ROWS_AT_ONCE, heard: Heard = lambda progress: None
+) -> None:
+    """Run the migrations that a database lacks, or go on where a run before was killed.
 
-    All of them are one transaction, DDL included: killed half way, nothing has happened.
+    A transaction, schema changes included, ends where it has touched `rows_at_once` rows: killed, the one in
+    hand has not happened. Of two processes at once each does what the other has not done yet.
 
     Raises:
         WrongRevision: the database is of a newer version. There is no way back from a migration but a backup
             that was made before it.
     """
+    with engine.connect() as connection:
+        is_done = schema.is_ready(connection)
+    while not is_done:
+        is_done = _advance(engine, rows_at_once=rows_at_once, heard=heard)
+        if not is_done:
+            time.sleep(_PAUSE_S)
+
+
+def _advance(engine: Engine, *, rows_at_once: int, heard: Heard) -> bool:
+    """One transaction of an upgrade; whether it was the last one."""
     # The write lock is taken first, so of two servers that start together one migrates and one waits.
     with writer(engine).begin() as connection:
-        before = schema.revision(connection)
-        scripts = scripts_of_this_package()
-        _require_known(scripts, before)
-
-        def pending(revision: Any, _context: Any) -> Any:
-            return scripts._upgrade_revs("head", revision)
-
-        context = MigrationContext.configure(connection, opts={"fn": pending})
-        with Operations.context(context):
-            context.run_migrations()
-        if schema.revision(connection) != before:
+        place = enter(connection)
+        before, left = place.done, rows_at_once
+        with Operations.context(MigrationContext.configure(connection)):
+            for script in _following(before):
+                while place.done != script.revision:
+                    if left <= 0:
+                        leave(connection, place, following=script.revision)
+                        return False
+                    place, name, batch, total = _take(connection, place, script, limit=left)
+                    left -= batch
+                    heard(Progress(script.revision, name, total))
+        if place.done != before:
             schema.replace_views(connection)
+            give(connection, place.given)
         # What a migration made anew has none.
         schema.set_plan_statistics(connection)
+    return True
 
 
-def _require_known(scripts: ScriptDirectory, revision: str | None) -> None:
-    known = {script.revision for script in scripts.walk_revisions()}
-    if revision is not None and revision not in known:
+def _following(revision: str | None) -> list[Script]:
+    """The migrations after a revision, in order."""
+    scripts = scripts_of_this_package()
+    ordered = list(reversed(list(scripts.walk_revisions())))
+    known = [script.revision for script in ordered]
+    if revision is None:
+        return ordered
+    if revision not in known:
         raise schema.WrongRevision(
             found=revision,
             expected=scripts.get_current_head(),
             hint="install the newer tracestore that made it, or bring back a backup from before its upgrade:"
             " no database is downgraded",
         )
+    return ordered[known.index(revision) + 1 :]
+
+
+def _take(connection: Connection, place: Place, script: Script, *, limit: int) -> tuple[Place, str, int, int]:
+    """Do one batch; where that leads, the name of its step, its rows, and those of the step so far."""
+    steps = steps_of(script.module)
+    names = [step.name for step in steps]
+    index = 0 if place.step is None else names.index(place.step)
+    batch = steps[index].run(connection, place.marker, limit)
+    _look_at_references(connection)
+    total = place.num_rows + batch.num_rows
+    if batch.marker is not None:
+        after = place._replace(step=names[index], marker=batch.marker, num_rows=total)
+    elif index + 1 < len(steps):
+        after = Place(place.done, names[index + 1], given=place.given)
+    else:
+        set_revision(connection, script.revision)
+        after = Place(script.revision, given=place.given)
+    return after, names[index], batch.num_rows, total
+
+
+def _look_at_references(connection: Connection) -> None:
+    """Let PostgreSQL check deferred foreign keys now: it alters no table of which it still has to."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+        connection.exec_driver_sql("SET CONSTRAINTS ALL DEFERRED")
 
 
 def scripts_of_this_package() -> ScriptDirectory:

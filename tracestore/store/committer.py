@@ -25,6 +25,7 @@ from tracestore.store import tables as t
 from tracestore.store.engine import Contended, StoreUnavailable, writer
 from tracestore.store.ingest import Outcome, apply
 from tracestore.store.prepare import Prepared
+from tracestore.store.schema import VERSION, WrongRevision, require_revision
 from tracestore.store.transaction import FIRST_KEY, Memory, Transaction
 
 _log = logging.getLogger("tracestore.store")
@@ -36,8 +37,8 @@ MAX_BYTES = 64 * 2**20
 _REMEMBERED_PROJECTS = 8
 _PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """The longest pause before each further try of a transaction that the database gave up on."""
-_DATABASE_FAILED = (StoreUnavailable, OperationalError)
-"""Full, locked, gone, or without our tables: it is not the event's fault."""
+_DATABASE_FAILED = (StoreUnavailable, OperationalError, WrongRevision)
+"""Full, locked, gone, upgraded, or without our tables: it is not the event's fault."""
 
 
 class StoreClosed(TracestoreError):
@@ -230,11 +231,14 @@ class Committer:
         """Lock the project's row, which is made on first use, and find out where it stands."""
         p = t.project.c
         found = connection.execute(
-            select(p.project_id, p.commit_seq, p.next_key).where(p.name == project).with_for_update()
+            select(p.project_id, p.commit_seq, p.next_key, VERSION).where(p.name == project).with_for_update()
         ).one_or_none()
         if found is not None:
-            project_id, commit_seq, next_key = found
+            project_id, commit_seq, next_key, revision = found
+            # Another process may have upgraded the database since this one opened it.
+            require_revision(revision)
         else:
+            require_revision(connection.execute(select(VERSION)).scalar())
             project_id = (connection.execute(select(func.max(p.project_id))).scalar() or 0) + 1
             commit_seq, next_key = 0, FIRST_KEY
             row = {"project_id": project_id, "name": project, "commit_seq": 0, "next_key": next_key}

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from importlib import resources
 
-from sqlalchemy import Connection, MetaData, inspect, text
+from sqlalchemy import Connection, MetaData, Text, column, inspect, select, text
+from sqlalchemy import table as sql_table
 
 from tracestore.errors import TracestoreError
 from tracestore.store.engine import NoStore
 from tracestore.store.tables import REVISION, metadata
+
+VERSION = select(column("version_num", Text)).select_from(sql_table("alembic_version")).scalar_subquery()
+"""The revision of a database, as a value of a query."""
 
 
 class WrongRevision(TracestoreError):
@@ -46,18 +50,36 @@ def create(connection: Connection) -> None:
         table.to_metadata(fresh)
     fresh.create_all(connection)
     replace_views(connection)
-    # As Alembic itself makes it.
-    connection.execute(
-        text(
-            "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
-            "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
-        )
-    )
+    make_version_table(connection)
     connection.execute(text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": REVISION})
 
 
+def make_version_table(connection: Connection) -> None:
+    """The table that says the revision, as Alembic itself makes it, where there is none."""
+    connection.execute(
+        text(
+            "CREATE TABLE IF NOT EXISTS alembic_version (version_num VARCHAR(32) NOT NULL, "
+            "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+        )
+    )
+
+
+def lock(connection: Connection) -> None:
+    """Wait until nobody else makes or changes the schema, and keep others from it until the transaction ends.
+
+    On SQLite a `writer` is alone anyway.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(
+            text("SELECT pg_advisory_xact_lock(hashtext('tracestore'), hashtext(current_schema()))")
+        )
+
+
 def replace_views(connection: Connection) -> None:
-    """Make the declared views, in place of those of their names. They hold no rows, so none is migrated."""
+    """Make the declared views, in place of those of their names.
+
+    Views hold no rows, so no migration keeps a copy of them.
+    """
     for name, statement in view_statements().items():
         connection.execute(text(f"DROP VIEW IF EXISTS {name}"))
         connection.execute(text(statement))
@@ -84,6 +106,15 @@ def require(connection: Connection) -> None:
     found = revision(connection)
     if found is None:
         raise NoStore(hint="make one with `tracestore db upgrade`")
+    require_revision(found)
+
+
+def require_revision(found: str | None) -> None:
+    """Refuse a revision that this code does not read.
+
+    Raises:
+        WrongRevision: it is older or newer, or between two while an upgrade is under way.
+    """
     if found != REVISION:
         raise WrongRevision(
             found=found,

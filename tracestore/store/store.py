@@ -63,6 +63,7 @@ class Store:
                 is_ready = schema.is_ready(connection)
             if not is_ready:
                 with writer(engine).begin() as connection:
+                    schema.lock(connection)
                     if create and schema.is_empty(connection):
                         schema.create(connection)
                     schema.require(connection)

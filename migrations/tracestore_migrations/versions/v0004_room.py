@@ -10,35 +10,39 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from tracestore_migrations.steps import delete_rows, once
+
 revision = "0004"
 down_revision = "0003"
 branch_labels = None
 depends_on = None
 
 
-def upgrade() -> None:
-    _token_run()
-    _edge()
-    _call()
+def _add_columns() -> None:
+    op.add_column("token_run", sa.Column("packed_ids", sa.LargeBinary()))
+    op.add_column("token_run", sa.Column("num_ids", sa.BigInteger()))
+
+
+def _make_index_and_views() -> None:
+    some = sa.text("link_call_key IS NOT NULL")
+    op.create_index(
+        "ix_call_link",
+        "call",
+        ["project_id", "link_call_key"],
+        sqlite_where=some,
+        postgresql_where=some,
+        if_not_exists=True,
+    )
     for name, view in (("edges", _EDGES), ("branches", _BRANCHES)):
         op.execute(f"DROP VIEW {name}")
         op.execute(view)
 
 
-def _token_run() -> None:
-    op.add_column("token_run", sa.Column("packed_ids", sa.LargeBinary()))
-    op.add_column("token_run", sa.Column("num_ids", sa.BigInteger()))
-
-
-def _edge() -> None:
-    op.execute("DELETE FROM edge WHERE kind = 'continuation'")
-
-
-def _call() -> None:
-    some = sa.text("link_call_key IS NOT NULL")
-    op.create_index(
-        "ix_call_link", "call", ["project_id", "link_call_key"], sqlite_where=some, postgresql_where=some
-    )
+STEPS = (
+    once("columns", _add_columns),
+    delete_rows("edge", where="kind = 'continuation'", key=("project_id", "kind", "owner_key", "position")),
+    once("index and views", _make_index_and_views),
+)
 
 
 _EDGES = """CREATE VIEW edges AS

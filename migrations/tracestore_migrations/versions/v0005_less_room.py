@@ -11,24 +11,22 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from tracestore_migrations.steps import copy_rows, once
+
 revision = "0005"
 down_revision = "0004"
 branch_labels = None
 depends_on = None
 
 
-def upgrade() -> None:
+def _make_views_and_columns() -> None:
     for name, view in _VIEWS.items():
         op.execute(f"DROP VIEW {name}")
         op.execute(view)
     op.add_column("dictionary", sa.Column("purpose", sa.Text()))
     op.add_column("token_run", sa.Column("dictionary_key", sa.BigInteger()))
     op.add_column("token_run", sa.Column("logprobs_dictionary_key", sa.BigInteger()))
-    op.drop_index("ix_call_parent", "call")
-    if op.get_bind().dialect.name == "sqlite":
-        _raw_event_on_sqlite()
-    else:
-        _raw_event_in_place()
+    op.drop_index("ix_call_parent", "call", if_exists=True)
 
 
 _RAW_EVENT = (
@@ -37,9 +35,12 @@ _RAW_EVENT = (
 )
 
 
-def _raw_event_on_sqlite() -> None:
-    op.drop_index("ix_raw_event_episode", "raw_event")
+def _begin_raw_event() -> None:
+    op.drop_index("ix_raw_event_episode", "raw_event", if_exists=True)
     op.rename_table("raw_event", "raw_event_before")
+    if op.get_bind().dialect.name == "postgresql":
+        # There the name of an index is its own, not its table's.
+        op.execute("ALTER INDEX pk_raw_event RENAME TO pk_raw_event_before")
     op.create_table(
         "raw_event",
         sa.Column("project_id", sa.BigInteger(), nullable=False),
@@ -71,11 +72,9 @@ def _raw_event_on_sqlite() -> None:
         ),
         sqlite_with_rowid=False,
     )
-    columns = ", ".join(_RAW_EVENT)
-    values = columns.replace("text_hash", "substr(text_hash, 1, 16)")
-    op.execute(
-        f"INSERT INTO raw_event ({columns}) SELECT {values} FROM raw_event_before ORDER BY project_id, pos"
-    )
+
+
+def _end_raw_event() -> None:
     op.drop_table("raw_event_before")
     # The planner's figures for the indexes of that name, which were others: the upgrade writes new ones.
     if sa.inspect(op.get_bind()).has_table("sqlite_stat1"):
@@ -83,17 +82,17 @@ def _raw_event_on_sqlite() -> None:
     op.create_index("ix_raw_event_episode", "raw_event", ["project_id", "episode_key", "pos"])
 
 
-def _raw_event_in_place() -> None:
-    op.drop_constraint("pk_raw_event", "raw_event")
-    op.drop_constraint("uq_raw_event_pos", "raw_event")
-    op.drop_column("raw_event", "id")
-    op.execute("ALTER TABLE raw_event ALTER COLUMN text_hash TYPE bytea USING substr(text_hash, 1, 16)")
-    op.create_primary_key("pk_raw_event", "raw_event", ["project_id", "pos"])
-    op.create_unique_constraint("uq_raw_event_entity", "raw_event", ["project_id", "entity_key", "phase"])
-    op.create_check_constraint(
-        op.f("ck_raw_event_text_hash_has_16_bytes"), "raw_event", "length(text_hash) = 16"
-    )
-
+STEPS = (
+    once("views and columns", _make_views_and_columns),
+    once("begin raw_event", _begin_raw_event),
+    copy_rows(
+        "raw_event_before",
+        into="raw_event",
+        columns={name: name for name in _RAW_EVENT} | {"text_hash": "substr(text_hash, 1, 16)"},
+        key=("project_id", "pos"),
+    ),
+    once("end raw_event", _end_raw_event),
+)
 
 _VIEWS = {
     "agents": """CREATE VIEW agents AS
