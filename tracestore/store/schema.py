@@ -57,7 +57,7 @@ def create(connection: Connection) -> None:
 
 
 def replace_views(connection: Connection) -> None:
-    """Make the declared views, in place of those of their names. They hold no rows, so no migration keeps a copy."""
+    """Make the declared views, in place of those of their names: no migration keeps a copy of any."""
     for name, statement in view_statements().items():
         connection.execute(text(f"DROP VIEW IF EXISTS {name}"))
         connection.execute(text(statement))
