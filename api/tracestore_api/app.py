@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tracestore.settings import SETTINGS, Settings
 from tracestore.store.blobs import Blobs
 from tracestore.store.store import Store
-from tracestore_api import deletions, lists, problems, reads, sessions
+from tracestore_api import deletions, lists, problems, reads, redactions, sessions
 from tracestore_api.access import Callers
 from tracestore_api.blobs import blob_route
 from tracestore_api.body import Admission
@@ -116,6 +116,7 @@ def create_app(
     app.include_router(lists.router)
     app.include_router(sessions.router)
     app.include_router(deletions.router)
+    app.include_router(redactions.router)
     app.state.deleter = deletions.Deleter(store, blobs)
     app.state.callers = Callers(store.engine, clock=clock)
     rates = Rates(

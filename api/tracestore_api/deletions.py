@@ -1,7 +1,7 @@
 """`DELETE` of an episode or a project: dead at once, erased in the background, followed by its number.
 
-The answer is 202 with the deletion as it stands. One thread of the process carries deletions out, one after
-another, and begins with those that an earlier process left.
+The answer is 202 with the deletion as it stands. One thread of the process carries deletions and redactions
+out, one after another, and begins with those that an earlier process left.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from tracestore.store import delete
+from tracestore.store import delete, redact
 from tracestore.store.blobs import Blobs
 from tracestore.store.delete import Deletion, OtherProject
 from tracestore.store.store import Store
 from tracestore_api.access import AdminProject, Project
+from tracestore_api.parameters import Page, cursor_of, place_of
 from tracestore_api.reads import NoParameters, Stored
 from tracestore_api.response import StrictJSON
 
@@ -46,30 +49,37 @@ class DeletionAnswer(BaseModel):
 
 
 class DeletionsAnswer(BaseModel):
-    """The deletions of a project, the latest first."""
+    """A page of the deletions of a project, the latest first."""
 
     items: list[DeletionAnswer]
-    next_cursor: None
-    truncated: Literal[False]
+    next_cursor: str | None
+    truncated: bool
 
 
 class Deleter:
-    """Carries deletions out in a thread of its own."""
+    """Carries deletions and redactions out in a thread of its own."""
 
     def __init__(self, store: Store, blobs: Blobs | None) -> None:
         self._store = store
         self._blobs = blobs
-        self._asked: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="tracestore-deleter", daemon=True)
 
     def start(self) -> None:
         for project, key in delete.unfinished(self._store):
-            self._asked.put((project, key))
+            self.carry_out(project, key)
+        for project, key in redact.unfinished(self._store):
+            self.redact(project, key)
         self._thread.start()
 
     def carry_out(self, project: str, key: int) -> None:
-        self._asked.put((project, key))
+        self._asked.put(
+            partial(delete.carry_out, self._store, project, key, blobs=self._blobs, progress=self._go_on)
+        )
+
+    def redact(self, project: str, key: int) -> None:
+        self._asked.put(partial(redact.carry_out, self._store, project, key, progress=self._go_on))
 
     def close(self) -> None:
         """End after the step in hand; what is left is gone on with by the next process."""
@@ -78,16 +88,15 @@ class Deleter:
         self._thread.join()
 
     def _run(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            project, key = asked
+        while (carry_out := self._asked.get()) is not None:
             try:
-                delete.carry_out(self._store, project, key, blobs=self._blobs, progress=self._go_on)
+                carry_out()
             except _Closing:
                 return
-            except Exception:  # noqa: BLE001 - the thread outlives it, and the deletion stays unfinished
-                _log.exception("deletion %s of project %r could not be carried out", key, project)
+            except Exception:  # noqa: BLE001 - the thread outlives it, and what was asked stays unfinished
+                _log.exception("a deletion or redaction could not be carried out")
 
-    def _go_on(self, _: Deletion) -> None:
+    def _go_on(self, _: object) -> None:
         if self._is_closed:
             raise _Closing
 
@@ -125,10 +134,11 @@ def delete_project(
 
 
 @router.get("/v1/deletions", response_model=DeletionsAnswer)
-def get_deletions(store: Stored, project: Project, no: NoParameters) -> Response:
-    """Every deletion of the project, the latest first."""
-    items = [_answer(one) for one in delete.deletions(store, project)]
-    return StrictJSON({"items": items, "next_cursor": None, "truncated": False})
+def get_deletions(store: Stored, project: Project, page: Annotated[Page, Query()]) -> Response:
+    """The deletions of the project, the latest first."""
+    before = number_before(page, of="deletions")
+    found = delete.deletions(store, project, before=before, limit=page.limit + 1)
+    return numbered_page([_answer(one) for one in found], page, of="deletions")
 
 
 @router.get("/v1/deletions/{deletion_id:int}", response_model=DeletionAnswer)
@@ -146,3 +156,21 @@ def _begun(deleter: Deleter, project: str, found: Deletion) -> Response:
 
 def _answer(found: Deletion) -> dict[str, object]:
     return delete.facts(found)
+
+
+def number_before(page: Page, *, of: str) -> int | None:
+    """The number before which a page of what is listed by number begins; None: the first page."""
+    place = place_of(page.cursor, of=of)
+    return None if place is None else int(place[0])
+
+
+def numbered_page(items: Sequence[dict[str, object]], page: Page, *, of: str) -> Response:
+    """A page of what has a number, `id`.
+
+    Args:
+        items: one more than the page takes, where there are more.
+    """
+    truncated, shown = len(items) > page.limit, items[: page.limit]
+    number = shown[-1]["id"] if truncated else None
+    cursor = cursor_of((number,), of=of) if isinstance(number, int) else None
+    return StrictJSON({"items": list(shown), "next_cursor": cursor, "truncated": truncated})

@@ -40,7 +40,8 @@ class EventsRoute:
 
     200 when every event is stored or was already, 207 when some are, 422 when none is; the answer is
     `{stored, duplicate, conflict, invalid, items: [{index, kind, id, status, problem}]}`, one item per event
-    in the order posted.
+    in the order posted. Where rules of the project took text out of an event, its item says how many pieces:
+    `redacted`.
     """
 
     def __init__(
@@ -178,7 +179,8 @@ def _outcome_item(one: Decoded, outcome: Outcome) -> dict[str, Any]:
     elif status == "error":
         status = "invalid"
         problem = _problem(422, "refused-event", "The event does not fit what is stored", outcome.problem)
-    return {"index": one.index, "kind": one.kind, "id": one.id, "status": status, "problem": problem}
+    item = {"index": one.index, "kind": one.kind, "id": one.id, "status": status, "problem": problem}
+    return item | {"redacted": outcome.redacted} if outcome.redacted else item
 
 
 def _problem(status: int, name: str, title: str, detail: str | None) -> dict[str, Any]:

@@ -327,6 +327,10 @@ POSTED_ITEM = record(
     status=one_of("stored", "duplicate", "conflict", "invalid"),
     problem=maybe(ref("Problem")),
 )
+POSTED_ITEM["properties"]["redacted"] = {
+    **WHOLE,
+    "description": "pieces of text that the project's rules took out of it; absent: none",
+}
 REWARDED = record(id=TEXT, id_made_by=one_of("client", "server"), status=one_of("stored", "duplicate"))
 BLOB_TAKEN = record(hash=TEXT, size=WHOLE, status=one_of("stored", "duplicate"))
 

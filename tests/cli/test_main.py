@@ -72,6 +72,7 @@ SURFACE = {
         *("--all", "--blobs", "--db", "--episode", "--json", "--keep-graded", "--older-than", "--project"),
         *("--reason", "--vacuum"),
     },
+    "db redact": {"--db", "--end", "--json", "--list", "--project", "--reason", "--rules"},
 }
 """Every verb and its flags. People's scripts depend on them: a change here belongs into the changelog."""
 

@@ -103,8 +103,19 @@ def _ask(store: Store, project: str, doomed: set[str]) -> None:
 
 def _carry_out_with_kills(store: Store, data: st.DataObject) -> None:
     """Carry out what is unfinished, killed now and then before and after a step is committed."""
-    whole = Store.perform
-    left = data.draw(st.lists(st.integers(0, 12), max_size=3))
+    with pytest.MonkeyPatch.context() as patch:
+        stopped_now_and_then(patch, data.draw(st.lists(st.integers(0, 12), max_size=3)))
+        while waiting := unfinished(store):
+            try:
+                for project, key in waiting:
+                    carry_out(store, project, key)
+            except Killed:
+                store._committer._memories.clear()
+
+
+def stopped_now_and_then(patch: pytest.MonkeyPatch, after: list[int]) -> None:
+    """Let `Store.perform` raise `Killed` after each of these numbers of steps."""
+    whole, left = Store.perform, [*after]
 
     def perform(self: Store, project: str, do: Any) -> Any:
         if left and left[0] <= 0:
@@ -114,14 +125,7 @@ def _carry_out_with_kills(store: Store, data: st.DataObject) -> None:
             left[0] -= 1
         return whole(self, project, do)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Store, "perform", perform)
-        while waiting := unfinished(store):
-            try:
-                for project, key in waiting:
-                    carry_out(store, project, key)
-            except Killed:
-                store._committer._memories.clear()
+    patch.setattr(Store, "perform", perform)
 
 
 def _difference(store: Store, gone: str, kept: str) -> dict[str, Any]:
@@ -150,6 +154,7 @@ def _renamed(value: Any, suffix: str, name: str = "") -> Any:
 
 _BESIDE = {
     *("project", "tombstone", "deletion", "deletion_export", "field_set", "dictionary", "api_key", "session"),
+    "redaction",
 }
 
 

@@ -1,11 +1,11 @@
-"""`tracestore db`: bring a database up to date, check, measure, copy and export it, delete from it."""
+"""`tracestore db`: bring a database up to date, check it, measure, copy, export it, take data out of it."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 
-from tracestore.cli import db_backup, db_parquet, db_stats, deletion
+from tracestore.cli import db_backup, db_parquet, db_stats, deletion, redaction
 from tracestore.cli.common import (
     Subparsers,
     add_db_flag,
@@ -35,6 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
     db_backup.add_parsers(actions)
     db_parquet.add_parser(actions)
     deletion.add_parser(actions)
+    redaction.add_parser(actions)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,4 +74,5 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
     "restore": db_backup.run_restore,
     "parquet": db_parquet.run,
     "delete": deletion.run,
+    "redact": redaction.run,
 }

@@ -36,6 +36,11 @@ def elements(text: bytes) -> list[Place]:
     return _in_bytes(decoded, list(_elements(decoded)))
 
 
+def span_end(text: str, start: int) -> int:
+    """Where the value that begins at a character ends."""
+    return _SCAN(text, start)[1]
+
+
 def first_byte(text: bytes) -> bytes:
     """The byte that tells what a value is: { [ " or that of a number or a word."""
     return text.lstrip(b" \t\n\r")[:1]

@@ -25,6 +25,7 @@ from tracestore.store import tables as t
 from tracestore.store.engine import Contended, StoreUnavailable, writer
 from tracestore.store.ingest import Outcome, apply
 from tracestore.store.prepare import Prepared
+from tracestore.store.rules import NO_RULES, Rules
 from tracestore.store.schema import VERSION, WrongRevision, require_revision
 from tracestore.store.transaction import FIRST_KEY, Memory, Transaction
 
@@ -69,11 +70,20 @@ class _Work:
     done: Future[Any] = field(default_factory=Future)
 
 
+@dataclass(slots=True)
+class _Upkeep:
+    """Something that other writers must wait for, and no transaction of ours."""
+
+    do: Callable[[Engine], None]
+    done: Future[Any] = field(default_factory=Future)
+
+
 class Committer:
     def __init__(self, engine: Engine) -> None:
         self._engine = writer(engine)
-        self._posts: queue.SimpleQueue[_Post | _Work | None] = queue.SimpleQueue()
+        self._posts: queue.SimpleQueue[_Post | _Work | _Upkeep | None] = queue.SimpleQueue()
         self._memories: dict[str, Memory] = {}
+        self._rules: dict[str, Rules] = {}
         self._lock = threading.Lock()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="tracestore-committer", daemon=True)
@@ -95,7 +105,17 @@ class Committer:
         self._put(work)
         return work.done
 
-    def _put(self, item: _Post | _Work) -> None:
+    def pause(self, do: Callable[[Engine], None]) -> Future[None]:
+        """Hand over what takes the database for itself: posts wait for it here, and not in vain there."""
+        upkeep = _Upkeep(do)
+        self._put(upkeep)
+        return upkeep.done
+
+    def rules(self, project: str) -> Rules:
+        """The rules of a project as they were last heard of; `apply` sees to it that those that hold do."""
+        return self._rules.get(project, NO_RULES)
+
+    def _put(self, item: _Post | _Work | _Upkeep) -> None:
         # As if it ran already: a future that its holder could cancel would have no place for the outcome.
         item.done.set_running_or_notify_cancel()
         with self._lock:
@@ -117,12 +137,23 @@ class Committer:
             if isinstance(item, _Work):
                 self._perform(item)
                 item = self._posts.get()
+            elif isinstance(item, _Upkeep):
+                self._keep_up(item)
+                item = self._posts.get()
             else:
                 posts, after = self._gather(item)
                 self._commit(posts)
                 item = after[0] if after else self._posts.get()
 
-    def _gather(self, post: _Post) -> tuple[list[_Post], list[_Work | None]]:
+    def _keep_up(self, upkeep: _Upkeep) -> None:
+        try:
+            upkeep.do(self._engine)
+        except Exception as error:  # noqa: BLE001 - whoever asked waits for whatever comes
+            upkeep.done.set_exception(error)
+        else:
+            upkeep.done.set_result(None)
+
+    def _gather(self, post: _Post) -> tuple[list[_Post], list[_Work | _Upkeep | None]]:
         """The post and what waits behind it, up to the limits of one transaction; and what is no post."""
         posts, events, size = [post], len(post.events), post.size
         while events < MAX_EVENTS and size < MAX_BYTES:
@@ -146,6 +177,7 @@ class Committer:
             work.done.set_result(result)
         finally:
             self._memories.pop(work.project, None)
+            self._rules.pop(work.project, None)
 
     def _work(self, work: _Work) -> Any:
         with _without_foreign_keys(self._engine) as connection:
@@ -247,7 +279,8 @@ class Committer:
         # Another process wrote, so what is remembered may be wrong.
         if memory is None or memory.commit_seq != commit_seq or memory.project_id != project_id:
             memory = Memory.of(project_id, commit_seq)
-            memory.learn_deletions(connection)
+            memory.learn_life(connection)
+            self._rules[project] = memory.rules
         return Transaction(connection, memory, next_key=next_key, now=now)
 
 

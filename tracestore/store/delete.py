@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 from sqlalchemy import Connection, func, select
@@ -21,15 +20,15 @@ from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
 from tracestore.store.blobs import Blobs
 from tracestore.store.chunks import chunks
-from tracestore.store.doomed import SWEPT, rescue, waiting
 from tracestore.store.erase import ROWS, Erased, erase_some
-from tracestore.store.query import find_project, require_project, snapshot
+from tracestore.store.query import find_project, require_project
 from tracestore.store.store import NotFound, Store
+from tracestore.store.sweep import Taken, sweep
 from tracestore.store.transaction import Transaction
 
 What = Literal["episode", "project", "age"]
 
-_KEPT = frozenset({"project", "api_key", "session", "tombstone", "deletion", "deletion_export"})
+_KEPT = frozenset({"project", "api_key", "session", "tombstone", "deletion", "deletion_export", "redaction"})
 """Tables that a deleted project keeps: its keys let whoever posts to it be told that it is gone."""
 
 
@@ -166,10 +165,17 @@ def deletion(store: Store, project: str, key: int) -> Deletion:
     return found[0]
 
 
-def deletions(store: Store, project: str) -> list[Deletion]:
-    """All deletions of a project, the latest first."""
+def deletions(
+    store: Store, project: str, *, before: int | None = None, limit: int | None = None
+) -> list[Deletion]:
+    """The deletions of a project, the latest first.
+
+    Args:
+        before: those that were asked for before this number.
+    """
+    where = () if before is None else (t.deletion.c.key < before,)
     with store.read() as connection:
-        return _read(connection, find_project(connection, project) or 0)
+        return _read(connection, find_project(connection, project) or 0, *where, limit=limit)
 
 
 def unfinished(store: Store) -> list[tuple[str, int]]:
@@ -216,7 +222,7 @@ def resume(store: Store, *, blobs: Blobs | None = None) -> int:
 # --- Reading ---------------------------------------------------------------------------------------
 
 
-def _read(connection: Connection, project_id: int, *where: Any) -> list[Deletion]:
+def _read(connection: Connection, project_id: int, *where: Any, limit: int | None = None) -> list[Deletion]:
     c, stone = t.deletion.c, t.tombstone.c
     mine = (stone.project_id == c.project_id, stone.deletion_key == c.key, stone.kind == "episode")
     count = select(func.count()).where(*mine)
@@ -228,12 +234,13 @@ def _read(connection: Connection, project_id: int, *where: Any) -> list[Deletion
         )
         .where(c.project_id == project_id, *where)
         .order_by(c.key.desc())
+        .limit(limit)
     ).all()
     held = t.deletion_export.c
     exports: dict[int, list[str]] = {}
     for export in connection.execute(
         select(held.deletion_key, held.export_hash)
-        .where(held.project_id == project_id)
+        .where(held.project_id == project_id, held.deletion_key.in_([row.key for row in rows]))
         .order_by(held.export_hash)
     ):
         exports.setdefault(export.deletion_key, []).append(export.export_hash)
@@ -412,31 +419,8 @@ def _erase_rows(
 
 
 def _sweep(store: Store, project: str, key: int) -> None:
-    """Take away what nothing refers to: found by a reader, beside whom ingest goes on, and taken in steps."""
-    with store.read() as connection:
-        project_id = find_project(connection, project) or 0
-        at = snapshot(connection, project)
-        found = [(table, *waiting(connection, project_id, table)) for table in SWEPT]
-    for table, dead, alive in found:
-        for chunk in chunks(sorted(dead)):
-            store.perform(project, partial(_take, key=key, table=table, keys=chunk, at=at)).result()
-        store.perform(project, partial(_spare, key=key, table=table, keys=alive)).result()
+    def counted(tx: Transaction, taken: Taken) -> None:
+        _count(tx, key, Erased(rows=taken.rows), after="done", contents=taken.contents)
+
+    sweep(store, project, counted)
     store.perform(project, lambda tx: _count(tx, key, Erased(is_done=True), after="done")).result()
-
-
-def _take(tx: Transaction, *, key: int, table: Any, keys: Sequence[int], at: int) -> None:
-    """Those of the rows that are still noted as they were: ingest strikes off what it looks up."""
-    doomed = t.doomed.c
-    noted = select(doomed.key).where(
-        doomed.project_id == tx.project_id, doomed.name == table.name, doomed.key.in_(keys), doomed.pos <= at
-    )
-    this = (table.c.project_id == tx.project_id, table.c.key.in_(noted))
-    taken = tx.connection.execute(table.delete().where(*this)).rowcount
-    rescue(tx.connection, table, keys, project_id=tx.project_id)
-    _count(tx, key, Erased(rows=taken), after="done", contents=taken if table is t.content else 0)
-
-
-def _spare(tx: Transaction, *, key: int, table: Any, keys: set[int]) -> None:
-    """Strike off what something refers to."""
-    rescue(tx.connection, table, keys, project_id=tx.project_id)
-    _count(tx, key, Erased(), after="done")

@@ -24,10 +24,10 @@ from tracestore.store.codec import Compressor
 Purpose = Literal["ids", "logprobs"] | None
 """What is compressed; None: contents."""
 
-_SAMPLES = 500
-_SAMPLE_BYTES = (64, 64 * 2**10)
+SAMPLES = 500
+SAMPLE_BYTES = (64, 64 * 2**10)
 """Shorter ones are stored as they are; of long ones a dictionary would hold little else."""
-_DICTIONARY_BYTES: dict[Purpose, int] = {None: 64 * 2**10, "ids": 16 * 2**10, "logprobs": 2**10}
+DICTIONARY_BYTES: dict[Purpose, int] = {None: 64 * 2**10, "ids": 16 * 2**10, "logprobs": 2**10}
 """Larger ones gain less than a hundredth more."""
 
 
@@ -82,7 +82,7 @@ class ProjectDictionary:
         if self._training is not None and self._training.done():
             self._take(self._training, rows)
         for data in contents if self._samples is not None else ():
-            if self._samples is not None and _SAMPLE_BYTES[0] <= len(data) <= _SAMPLE_BYTES[1]:
+            if self._samples is not None and SAMPLE_BYTES[0] <= len(data) <= SAMPLE_BYTES[1]:
                 self._sample(data)
         return self._trained
 
@@ -104,10 +104,10 @@ class ProjectDictionary:
     def _sample(self, data: bytes) -> None:
         assert self._samples is not None
         self._samples.append(bytes(data))
-        if len(self._samples) == _SAMPLES:
+        if len(self._samples) == SAMPLES:
             self._training = Future()
             # A daemon, and no pool: a program that ends must not wait for it.
-            arguments = (self._training, self._samples, _DICTIONARY_BYTES[self._purpose])
+            arguments = (self._training, self._samples, DICTIONARY_BYTES[self._purpose])
             threading.Thread(target=_train, args=arguments, name="tracestore-dictionary", daemon=True).start()
             self._samples = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from tracestore.errors import TracestoreError
 from tracestore.store.codec import decompress
 from tracestore.store.copy import listen
-from tracestore.store.tables import KEY_BITS
+from tracestore.store.tables import KEY_BITS, metadata
 
 BUSY_TIMEOUT_MS = 30_000
 _WRITES = "tracestore_writes"
@@ -34,6 +35,8 @@ _SQLITE_HINTS = {
 """What to do, by SQLite's result code. A code that is not here is about a statement, so a fault of ours."""
 
 _FULL_HINT = "free some space where the database lies and send the same events again: it goes on by itself"
+_LOG_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""SQLite waits for readers itself, for BUSY_TIMEOUT_MS; these come after that."""
 _OUT_OF_SPACE = "53100"
 """SQLSTATE disk_full of PostgreSQL."""
 
@@ -68,6 +71,10 @@ class StoreFull(StoreUnavailable):
     """There is no space left for the database; nothing that is stored is harmed"""
 
     status = 507
+
+
+class LogInUse(StoreUnavailable):
+    """The database was written anew, but a reader still needs what its log holds"""
 
 
 class UnsafeServer(TracestoreError):
@@ -113,17 +120,30 @@ def writer(engine: Engine) -> Engine:
 
 
 def vacuum(engine: Engine) -> None:
-    """Give the free pages of a SQLite file back to the disk; PostgreSQL sees to it by itself (autovacuum).
+    """Write the database anew without what is free in it: the room goes back to the disk, and no byte of a
+    row that is gone is left in its files, SQLite's log included.
 
-    The file is written anew, so it takes as long as a copy and as much room for that time, and other writers
-    wait. Without it, rows to come fill the free pages.
+    It takes as long as a copy and as much room for that time, and other writers wait. PostgreSQL does it
+    table by table; old pages of its own log (pg_wal) go with the next checkpoints.
+
+    Raises:
+        LogInUse: a reader kept SQLite from emptying its log.
     """
-    if engine.dialect.name == "sqlite":
-        with engine.connect() as connection:
-            driver = connection.connection.driver_connection
-            assert driver is not None
+    with engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        if engine.dialect.name == "sqlite":
             driver.execute("VACUUM")
-            driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            for pause_s in _LOG_PAUSES_S:
+                if not driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                    return
+                time.sleep(pause_s)
+            raise LogInUse(hint="end long queries and try again")
+        driver.autocommit = True
+        try:
+            for table in metadata.sorted_tables:
+                driver.execute(f'VACUUM (FULL) "{table.name}"')
+        finally:
+            driver.autocommit = False
 
 
 def _parse(url: str) -> URL:

@@ -26,7 +26,10 @@ _LISTS: dict[Table, tuple[tuple[Table, str], ...]] = {
     t.context_edit: ((t.context_edit_member, "context_edit_key"),),
     t.candidate_selection: ((t.candidate_choice, "candidate_selection_key"),),
     t.candidate_set: ((t.candidate_member, "candidate_set_key"),),
-    t.call: ((t.call_attempt, "call_key"), (t.pending_message, "call_key")),
+    t.call: (
+        *((t.call_attempt, "call_key"), (t.pending_message, "call_key")),
+        *((t.redacted_ids, "call_key"),),
+    ),
     t.completion: ((t.version_run, "completion_key"),),
     t.sample: ((t.sample_call, "sample_key"),),
 }

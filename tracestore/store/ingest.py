@@ -26,8 +26,10 @@ from tracestore.store.load import load_answer, load_entity
 from tracestore.store.lookup import look_up
 from tracestore.store.parts import Parts
 from tracestore.store.prepare import Prepared, content_pieces, prepare
-from tracestore.store.replace import Log, Logged, Scope, forget, read_log
+from tracestore.store.replace import Log, Logged, PhaseName, Scope, forget, read_log
 from tracestore.store.requests import RequestMemory
+from tracestore.store.rules import PROMPT, Change, spread, without_ids
+from tracestore.store.spelled import Spelled, SpelledIds, call_of
 from tracestore.store.tombstones import deleted_names
 from tracestore.store.transaction import Entity, Transaction
 from tracestore.wire.agent import Agent
@@ -54,6 +56,8 @@ class Outcome:
     id: str
     status: Status
     problem: str | None = None
+    redacted: int = 0
+    """Pieces of text that the project's rules took out of it."""
 
 
 class Refused(Exception):
@@ -76,32 +80,54 @@ class _Seen(NamedTuple):
 def apply(tx: Transaction, batch: Sequence[Prepared]) -> list[Outcome]:
     """Apply events in order; the rows are written when the transaction finishes."""
     writer = _Writer(tx)
+    batch = [writer.by_rules(prepared) for prepared in batch]
     writer.prefetch(batch)
     outcomes: dict[int, Outcome] = {}
     waiting: dict[Scope, list[int]] = {}
     for index, prepared in enumerate(batch):
         if writer.is_deleted(prepared):
-            outcomes[index] = _outcome(index, prepared.event, partial(writer.refuse_deleted, prepared))
-        elif writer.replaces(prepared) or (waiting and Scope.of(prepared.event) in waiting):
+            outcomes[index] = _outcome(index, prepared, partial(writer.refuse_deleted, prepared))
+        elif writer.changes_others(prepared) or (waiting and Scope.of(prepared.event) in waiting):
             waiting.setdefault(Scope.of(prepared.event), []).append(index)
         else:
-            outcomes[index] = _outcome(index, prepared.event, partial(writer.apply, prepared))
+            outcomes[index] = _outcome(index, prepared, partial(writer.apply, prepared))
     for scope, indexes in waiting.items():
         with writer.writing_again(scope) as log:
             for index in indexes:
                 take = partial(writer.take, log, batch[index])
-                outcomes[index] = _outcome(index, batch[index].event, take)
+                outcomes[index] = _outcome(index, batch[index], take)
     writer.parts.finish()
     return [outcomes[index] for index in range(len(batch))]
 
 
-def _outcome(index: int, event: AnyEvent, applied: Callable[[], Status]) -> Outcome:
-    problem = None
+class Rewritten(NamedTuple):
+    """What became of the events of a scope."""
+
+    events: int
+    """Phases that changed."""
+    values: int
+    """Pieces of text that were replaced in them."""
+    first_pos: int
+    """The lowest position of one that changed."""
+
+
+def rewrite(tx: Transaction, scope: Scope, change: Change) -> Rewritten | None:
+    """Write the events of a scope again as `change` makes them, each where it was; None where it makes no
+    others of them. What they no longer refer to is noted for a sweep."""
+    writer = _Writer(tx)
+    done = writer.rewrite(scope, change)
+    writer.parts.finish()
+    return done
+
+
+def _outcome(index: int, prepared: Prepared, applied: Callable[[], Status]) -> Outcome:
+    event, problem = prepared.event, None
     try:
         status = applied()
     except Refused as refused:
         status, problem = refused.status, str(refused)
-    return Outcome(index, event.kind, event.id, status, problem)
+    redacted = 0 if prepared.redacted is None else prepared.redacted.values
+    return Outcome(index, event.kind, event.id, status, problem, redacted)
 
 
 class _Writer:
@@ -110,6 +136,19 @@ class _Writer:
         self.parts = Parts(tx)
         self._seen: dict[tuple[str, str], dict[str, _Seen]] = tx.seen
         self._deleted: set[tuple[str, str]] = set()
+        self._spelled = SpelledIds(tx)
+
+    def by_rules(self, prepared: Prepared) -> Prepared:
+        """An event without what the project's rules name, whatever rules its poster knew of."""
+        rules = self._tx.memory.rules
+        if prepared.rules is rules or prepared.rules.active == rules.active:
+            return prepared
+        again = prepare(prepared.event, b"", requests=RequestMemory(), rules=rules)
+        if again.redacted is None:
+            return prepared
+        if prepared.redacted is not None:
+            again = again._replace(redacted=again.redacted.after(prepared.redacted))
+        return again._replace(size=prepared.size)
 
     def prefetch(self, batch: Sequence[Prepared]) -> None:
         """Look up, in a few statements, everything the batch may refer to."""
@@ -147,6 +186,7 @@ class _Writer:
     # --- One event --------------------------------------------------------------------------------
 
     def apply(self, prepared: Prepared) -> Status:
+        prepared, spelled = self._without_ids(prepared)
         event = prepared.event
         phases = self._seen[event.kind, event.id]
         same = phases.get(prepared.phase)
@@ -159,6 +199,7 @@ class _Writer:
         self._check_episode(event)
         self._check_answers(event)
         self._tx.pos += 1
+        self._note_spelled(event, spelled)
         key = self._write(prepared, merged, earlier)
         self._log(Logged.of(prepared, pos=self._tx.pos, now=self._tx.now), key)
         self._remember(merged)
@@ -177,10 +218,38 @@ class _Writer:
         what = "the project" if self._tx.memory.is_deleted else f"the {gone[0]}"
         raise Refused("deleted", f"{what} was deleted; a deleted id is never used again")
 
-    def replaces(self, prepared: Prepared) -> bool:
-        """Whether an older revision of the event is stored."""
-        same = self._seen[prepared.event.kind, prepared.event.id].get(prepared.phase)
-        return same is not None and revision_of(prepared.event) > same.revision
+    def changes_others(self, prepared: Prepared) -> bool:
+        """Whether an older revision of the event is stored, or token ids that it shows not to be kept."""
+        event = prepared.event
+        same = self._seen[event.kind, event.id].get(prepared.phase)
+        is_newer = same is not None and revision_of(event) > same.revision
+        return is_newer or (bool(self._tx.memory.rules.known) and self._spells_stored_ids(prepared))
+
+    def _spells_stored_ids(self, prepared: Prepared) -> bool:
+        event, spelled = prepared.event, self._spelled.news(prepared)
+        call_id, episode_id = call_of(event), episode_id_of(event)
+        if not spelled or call_id is None or episode_id is None or self._tx.find("call", call_id) is None:
+            return False
+        episode = self._tx.find("episode", episode_id)
+        if episode is None:
+            return False
+        state = self.parts.state(episode.key)
+        return (
+            (PROMPT in spelled and bool(self._seen["call", call_id]))
+            or any((call_id, index) in state.completion_keys for index in spelled)
+            or bool(state.children.get(call_id))
+        )
+
+    def _without_ids(self, prepared: Prepared) -> tuple[Prepared, Spelled]:
+        """An event without token ids that are not kept, and what of its call it adds to those."""
+        if not self._tx.memory.rules.known:
+            return prepared, frozenset()
+        return self._spelled.without(prepared), self._spelled.news(prepared)
+
+    def _note_spelled(self, event: AnyEvent, spelled: Spelled) -> None:
+        call_id = call_of(event)
+        if spelled and call_id is not None:
+            self._spelled.note(call_id, spelled)
 
     def _earlier(self, event: AnyEvent) -> AnyEvent:
         """What the other phases of the event say, merged."""
@@ -205,6 +274,7 @@ class _Writer:
             self._tx.flush()
             first = load_entity(self._tx.connection, self._tx.project_id, event.kind, event.id, phase=phase)
             assert first is not None
+        event = self._as_stored(event)
         if canonical(encode(first)) == canonical(encode(event)):
             return
         differing = [
@@ -217,6 +287,14 @@ class _Writer:
             return
         problem = "an event with this id and another value is stored; the first is kept"
         raise Refused("conflict", f"{problem} (they differ in: {', '.join(sorted(differing))})")
+
+    def _as_stored(self, event: AnyEvent) -> AnyEvent:
+        """What redactions left of an event that came before them."""
+        rules = self._tx.memory.rules
+        if not rules.known:
+            return event
+        event, call_id = rules.redact_by_all(event), call_of(event)
+        return event if call_id is None else without_ids(event, self._spelled.of([call_id]).get(call_id, ()))
 
     def _remember(self, merged: AnyEvent) -> None:
         name = merged.kind, merged.id
@@ -244,6 +322,7 @@ class _Writer:
         It must agree with the other phases and completions as they are now, so what two events both tell
         cannot change in later revisions of both: the first of them would contradict the other one still.
         """
+        prepared, spelled = self._without_ids(prepared)
         event = prepared.event
         phases = self._seen[event.kind, event.id]
         same = phases.get(prepared.phase)
@@ -260,15 +339,53 @@ class _Writer:
         except FieldConflict as conflict:
             raise Refused("conflict", str(conflict)) from None
         self._tx.pos += 1
+        self._note_spelled(event, spelled)
         log.put(Logged.of(prepared, pos=self._tx.pos, now=self._tx.now, replaces=stored))
         key = None if stored is None else stored.entity_key
         phases[prepared.phase] = _Seen(prepared.text_hash, revision_of(event), key)
         self.parts.know_parent(log.merged(event.kind, event.id))
         return "stored"
 
-    def _write_again(self, scope: Scope, log: Log) -> None:
+    def rewrite(self, scope: Scope, change: Change) -> Rewritten | None:
+        """Write the events of a scope again as `change` makes them."""
+        log, values, changed = read_log(self._tx, scope), 0, set[PhaseName]()
+        for one in log.all():
+            found = change(one.event)
+            if found is not None:
+                changed.add(one.name)
+                values += found.values
+                self._note_spelled(one.event, found.spelled)
+                log.put(one.of_event(found.event))
+        if not changed:
+            return None
+        changed |= self._cover(log)
+        places = [one.first_pos or one.pos for one in log.all() if one.name in changed]
+        self._write_again(scope, log, note_contents=True)
+        return Rewritten(len(changed), values, min(places))
+
+    def _cover(self, log: Log) -> set[PhaseName]:
+        """Take out of a log the token ids that are not kept; says of which events."""
+        if not self._tx.memory.rules.known:
+            return set()
+        events = [one.event for one in log.all()]
+        known = self._spelled.of(filter(None, map(call_of, events)))
+        spelled = spread(events, known)
+        changed = set()
+        for one in log.all():
+            call_id = call_of(one.event)
+            if call_id not in spelled:
+                continue
+            self._note_spelled(one.event, spelled[call_id])
+            event = without_ids(one.event, spelled[call_id])
+            if event is not one.event:
+                changed.add(one.name)
+                log.put(one._replace(event=event, shape=shape_text(event)))
+        return changed
+
+    def _write_again(self, scope: Scope, log: Log, *, note_contents: bool = False) -> None:
         last = self._tx.pos
-        state = forget(self._tx, scope, log)
+        self._cover(log)
+        state = forget(self._tx, scope, log, note_contents=note_contents)
         if state is not None:
             self._tx.memory.states[state.episode_key] = state
         requests = RequestMemory()

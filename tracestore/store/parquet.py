@@ -277,9 +277,11 @@ def _states(connection: Connection, project_id: int, part: Part) -> Iterator[Epi
 
 
 def _redactions(connection: Connection, project_id: int) -> int:
-    """A redaction changes rows without an event, in whatever episodes the content stands."""
-    query = select(func.count()).where(t.redaction.c.project_id == project_id)
-    return connection.execute(query).scalar_one()
+    """A redaction changes rows without an event, in whatever episodes the content stands: its steps, by which
+    it can be told how far it had come."""
+    steps = func.coalesce(func.sum(t.redaction.c.num_positions), 0)
+    query = select(steps).where(t.redaction.c.project_id == project_id)
+    return int(connection.execute(query).scalar_one())
 
 
 def _within(column: ColumnElement[int] | Column[Any], part: Part) -> list[ColumnElement[bool]]:

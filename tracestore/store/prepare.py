@@ -9,8 +9,10 @@ from tracestore.graph.messages import answer_messages
 from tracestore.store.digest import sha256_of
 from tracestore.store.fields import contents_of, shape_text, value_at
 from tracestore.store.requests import Piece, Request, RequestMemory, message_piece, other_piece
+from tracestore.store.rules import NO_RULES, Redacted, Rules, without_ids
 from tracestore.wire.call import Call, Dialect
 from tracestore.wire.completion import Completion, CompletionFields
+from tracestore.wire.encode import encode
 from tracestore.wire.events import AnyEvent, phase_of
 
 _NEW_MESSAGES = 4
@@ -20,7 +22,8 @@ class Prepared(NamedTuple):
     event: AnyEvent
     phase: str
     text_hash: bytes
-    """First half of the sha256 of the posted text."""
+    """First half of the sha256 of the posted text, or of what rules left of it: a hash of the whole would
+    tell whoever guesses what they took that the guess is right."""
     shape: str
     size: int
     """Bytes posted."""
@@ -29,6 +32,10 @@ class Prepared(NamedTuple):
     """Field -> its content, for the fields of contents_of(kind)."""
     answers: tuple[Piece | None, ...]
     """The messages of the completions that it carries; None for one without."""
+    rules: Rules = NO_RULES
+    """Those that were applied."""
+    redacted: Redacted | None = None
+    """What they took; None: nothing."""
 
     def pieces(self) -> Iterable[Piece]:
         """The contents that the event may bring; of its messages the last ones, for most are there."""
@@ -44,9 +51,12 @@ class Prepared(NamedTuple):
         yield from _other_answer_pieces(self.event)
 
 
-def prepare(event: AnyEvent, text: bytes, *, requests: RequestMemory) -> Prepared:
-    """Cut and hash an event; `text` is what was posted."""
-    request = None
+def prepare(event: AnyEvent, text: bytes, *, requests: RequestMemory, rules: Rules = NO_RULES) -> Prepared:
+    """Redact, cut and hash an event; `text` is what was posted."""
+    request, redacted = None, rules.redact(event)
+    if redacted is not None:
+        event = without_ids(redacted.event, redacted.spelled)
+        text = encode(event, arrays="base64")
     if isinstance(event, Call) and event.request is not None:
         request = requests.take_apart(event.request, event.dialect, agent_id=event.agent_id)
     return Prepared(
@@ -58,6 +68,8 @@ def prepare(event: AnyEvent, text: bytes, *, requests: RequestMemory) -> Prepare
         request=request,
         others=content_pieces(event),
         answers=tuple(map(answer_piece, _bodies(event))),
+        rules=rules,
+        redacted=redacted,
     )
 
 

@@ -12,7 +12,8 @@ This costs as much as the episode is long, once for all that a post replaces of 
 - The rows of entities, as placeholders until they are written again: other episodes and exports know them by
   their keys. One that only an older revision named stays a placeholder.
 - Contents that only an older revision had. They are shared by the whole project, so that finding out that
-  nothing refers to one any more would cost more than its bytes.
+  nothing refers to one any more would cost more than its bytes; after a redaction a sweep does
+  (`note_contents`).
 - Token runs that nothing refers to any more, without their ids.
 """
 
@@ -29,11 +30,15 @@ from tracestore.graph.merge import merge, merge_phases
 from tracestore.graph.model import CompletionKey
 from tracestore.store import tables as t
 from tracestore.store.chunks import chunks
+from tracestore.store.digest import sha256_of
+from tracestore.store.doomed import note, references_of
+from tracestore.store.fields import shape_text
 from tracestore.store.load import load_phases
 from tracestore.store.prepare import Prepared
 from tracestore.store.state import EpisodeState
 from tracestore.store.transaction import Transaction
 from tracestore.wire.completion import Completion
+from tracestore.wire.encode import encode
 from tracestore.wire.events import AnyEvent, episode_id_of, phase_of
 
 PhaseName = tuple[str, str, str]
@@ -78,6 +83,11 @@ class Logged(NamedTuple):
             entity_key=replaces.entity_key,
         )
 
+    def of_event(self, event: AnyEvent) -> Self:
+        """What was made of the event, in its place."""
+        text = encode(event, arrays="base64")
+        return self._replace(event=event, shape=shape_text(event), text_hash=sha256_of(text)[:16])
+
     @property
     def name(self) -> PhaseName:
         return (self.event.kind, self.event.id, phase_of(self.event))
@@ -116,6 +126,9 @@ class Log:
         """An entity with all its phases."""
         phases = (self.get(kind, id_, phase) for phase in ("whole", "start", "end"))
         return merge_phases([one.event for one in phases if one is not None])
+
+    def all(self) -> list[Logged]:
+        return list(self._phases.values())
 
     def entities(self) -> list[list[Logged]]:
         """The phases of every entity in the order in which they came, and so the entities."""
@@ -158,8 +171,12 @@ def read_log(tx: Transaction, scope: Scope) -> Log:
 # --- Forgetting --------------------------------------------------------------------------------------
 
 
-def forget(tx: Transaction, scope: Scope, log: Log) -> EpisodeState | None:
-    """Take back every row that came from the events of a scope; returns the empty state of an episode."""
+def forget(tx: Transaction, scope: Scope, log: Log, *, note_contents: bool = False) -> EpisodeState | None:
+    """Take back every row that came from the events of a scope; returns the empty state of an episode.
+
+    Args:
+        note_contents: leave what they refer to for a sweep (`store.doomed`), which takes what stays behind.
+    """
     # Rows are taken back where they lie, so first they must lie there.
     key = tx.entity(scope.kind, scope.id).key
     tx.flush()
@@ -167,7 +184,7 @@ def forget(tx: Transaction, scope: Scope, log: Log) -> EpisodeState | None:
         entity = tx.memory.entities.get((phases[0].event.kind, phases[0].event.id))
         if entity is not None:
             entity.is_placeholder = True
-    rows = _Rows(tx)
+    rows = _Rows(tx, note_contents=note_contents)
     if scope.kind == "group":
         rows.delete(t.raw_event, t.raw_event.c.entity_key == key)
         rows.blank(t.task_group, t.task_group.c.key == key)
@@ -183,15 +200,25 @@ def forget(tx: Transaction, scope: Scope, log: Log) -> EpisodeState | None:
 class _Rows:
     """Statements over rows of one project that are written."""
 
-    def __init__(self, tx: Transaction) -> None:
+    def __init__(self, tx: Transaction, *, note_contents: bool) -> None:
+        self._tx = tx
         self._run = tx.connection.execute
         self._here = tx.project_id
+        self._note_contents = note_contents
+
+    def _note(self, table: Table, *where: ColumnElement[bool]) -> None:
+        for column, target in references_of(table) if self._note_contents else ():
+            if target is t.content:
+                this = (table.c.project_id == self._here, *where)
+                note(self._tx.connection, column, target, *this, pos=self._tx.pos + 1)
 
     def delete(self, table: Table, *where: ColumnElement[bool]) -> None:
+        self._note(table, *where)
         self._run(table.delete().where(table.c.project_id == self._here, *where))
 
     def blank(self, table: Table, *where: ColumnElement[bool], keep: frozenset[str] = frozenset()) -> None:
         """Make placeholders of rows."""
+        self._note(table, *where)
         keep |= {"project_id", "key", "id", "is_placeholder"}
         nothing = {column.name: None for column in table.columns if column.name not in keep}
         this = table.update().where(table.c.project_id == self._here, *where)

@@ -131,12 +131,12 @@ class RunCodec:
         rows: NewRows,
     ) -> None:
         """Write into the rows what they are to hold."""
-        halves = [_halves(run.ids) for run in runs]
-        trained = self._of_ids.trained(halves, rows)
+        packed_halves = [halves(run.ids) for run in runs]
+        trained = self._of_ids.trained(packed_halves, rows)
         if trained is None:
             packed = self._plain.compress_all([planes(run.ids) for run in runs])
         else:
-            packed = trained.compressor.compress_all(halves)
+            packed = trained.compressor.compress_all(packed_halves)
         for run, (_, data) in zip(runs, packed, strict=True):
             run.row.update(
                 ids=b"",
@@ -178,7 +178,7 @@ def planes(ids: bytes) -> bytes:
     return ids[0::4] + ids[1::4] + ids[2::4] + ids[3::4]
 
 
-def _halves(ids: bytes) -> bytes:
+def halves(ids: bytes) -> bytes:
     """The lower halves of token ids, then the third bytes, then the fourth.
 
     Ids that often follow each other lie side by side, for a dictionary to know them: with one they take two

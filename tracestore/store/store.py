@@ -16,7 +16,7 @@ from tracestore.store import query, schema
 from tracestore.store import tables as t
 from tracestore.store.branches import BranchPath, branch_paths
 from tracestore.store.committer import Committer
-from tracestore.store.engine import connect, writer
+from tracestore.store.engine import connect, vacuum, writer
 from tracestore.store.ingest import Outcome
 from tracestore.store.load import load_context, load_entity, load_events
 from tracestore.store.prepare import prepare
@@ -90,12 +90,17 @@ class Store:
 
         The future is not to be cancelled.
         """
-        prepared = [prepare(event, text, requests=self._requests) for event, text in items]
+        rules = self._committer.rules(project)
+        prepared = [prepare(event, text, requests=self._requests, rules=rules) for event, text in items]
         return self._committer.submit(project, prepared)
 
     def perform(self, project: str, do: Callable[[Transaction], T]) -> Future[T]:
         """Take rows away between two transactions of events (`Committer.perform`)."""
         return self._committer.perform(project, do)
+
+    def vacuum(self) -> None:
+        """Write the database anew without what is free in it (`engine.vacuum`), while posts wait."""
+        self._committer.pause(vacuum).result()
 
     def read(self) -> Connection:
         """A connection for reading; it sees one state of the database from its first statement on."""

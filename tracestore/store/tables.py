@@ -226,14 +226,26 @@ doomed = _table(
     rowid=False,
 )
 
-# Content whose bytes were taken out; its row, hash and places stay.
+# Rules by which text is taken out of what is stored and of what comes, and how far that has come. Its steps
+# take commit positions like those of deletions.
 redaction = _table(
     "redaction",
     _key(),
-    _ref("content_key", "content", required=True),
-    Column("rule", ExactText),
+    Column("rules", ExactText, nullable=False),  # as JSON, see `store.rules`
     Column("reason", ExactText),
-    Column("redacted_at", BigInteger, nullable=False),
+    Column("asked_by", ExactText),  # the key or the user that asked; NULL: a server without keys
+    Column("state", Text, nullable=False),
+    Column("requested_at", BigInteger, nullable=False),
+    Column("finished_at", BigInteger),
+    Column("ended_at", BigInteger),  # NULL: the rules hold for what comes
+    Column("after_key", BigInteger, nullable=False),  # episodes and groups up to this key are redacted
+    Column("first_pos", BigInteger),  # the lowest position of an event that changed; NULL: none did
+    Column("last_pos", BigInteger),  # of the last step that changed any: no snapshot before it is whole
+    Column("num_positions", BigInteger, nullable=False),
+    Column("num_events", BigInteger, nullable=False),  # that changed
+    Column("num_values", BigInteger, nullable=False),  # pieces of text that were replaced in them
+    Column("num_contents", BigInteger, nullable=False),  # that nothing refers to any more
+    _one_of("state", "redacting", "sweeping", "packing", "scrubbing", "done"),
 )
 
 # --- The log of what came --------------------------------------------------------------------------
@@ -528,6 +540,15 @@ call_attempt = _table(
     Column("status_code", BigInteger),
     Column("error", ExactText),
     PrimaryKeyConstraint("project_id", "call_key", "position"),
+    rowid=False,
+)
+
+# Calls and completions of which no token ids are kept, since they spelled text that was redacted.
+redacted_ids = _table(
+    "redacted_ids",
+    _ref("call_key", "call", required=True),
+    Column("completion", BigInteger, nullable=False),  # its index; -1: what the call read
+    PrimaryKeyConstraint("project_id", "call_key", "completion"),
     rowid=False,
 )
 

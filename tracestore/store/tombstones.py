@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Text, cast, literal, select, union_all
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
@@ -68,12 +68,15 @@ def deleted_names(
 
 
 def deleted_between(connection: Connection, project_id: int, at: int) -> Any:
-    """What was there at a snapshot and was deleted after it: an episode, or the project; None: nothing."""
-    stone = t.tombstone.c
+    """What was there at a snapshot and was deleted after it: an episode, the project, or text that rules
+    took; None: nothing."""
+    stone, redaction = t.tombstone.c, t.redaction.c
     is_whole = (stone.kind == "project") | ((stone.kind == "episode") & (stone.first_pos <= at))
-    return connection.execute(
-        select(stone.kind, stone.id).where(stone.project_id == project_id, stone.pos > at, is_whole).limit(1)
-    ).first()
+    deleted = select(stone.kind, stone.id).where(stone.project_id == project_id, stone.pos > at, is_whole)
+    redacted = select(literal("redaction").label("kind"), cast(redaction.key, Text).label("id")).where(
+        redaction.project_id == project_id, redaction.last_pos > at, redaction.first_pos <= at
+    )
+    return connection.execute(union_all(deleted, redacted).limit(1)).first()
 
 
 def tombstones(connection: Connection, project_id: int, *, at: int) -> tuple[dict[str, Any], ...]:

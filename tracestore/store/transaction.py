@@ -17,6 +17,7 @@ from tracestore.store.doomed import SWEPT, rescue
 from tracestore.store.fields import PLACEHOLDERS, TABLES
 from tracestore.store.lookup import look_up
 from tracestore.store.requests import Piece
+from tracestore.store.rules import NO_RULES, Rules, read_rules
 from tracestore.store.runs import RunCodec, RunIds, Unpacked
 from tracestore.wire.arrays import Logprobs
 from tracestore.wire.events import AnyEvent
@@ -61,6 +62,8 @@ class Memory:
     has_tombstones: bool = False
     is_deleted: bool = False
     """Whether the project itself is."""
+    rules: Rules = NO_RULES
+    """The project's rules of redaction."""
     has_doomed: bool = False
     """Whether rows wait to be swept away, from which they are saved by being looked up."""
 
@@ -68,8 +71,9 @@ class Memory:
     def of(cls, project_id: int, commit_seq: int) -> Memory:
         return cls(project_id, commit_seq, Contents(project_id), RunIds(project_id), RunCodec(project_id))
 
-    def learn_deletions(self, connection: Connection) -> None:
-        """What of the project is being deleted. It stays true: every step of a deletion drops this memory."""
+    def learn_life(self, connection: Connection) -> None:
+        """What of the project is being deleted or redacted. It stays true: every step of that drops this
+        memory."""
         tombstone, doomed = t.tombstone.c, t.doomed.c
         kinds, names = ("project", "episode", "agent", "call"), [table.name for table in SWEPT]
         stones = select(tombstone.id).where(
@@ -80,6 +84,7 @@ class Memory:
         whole = stones.where(tombstone.kind == "project")
         self.is_deleted = self.has_tombstones and connection.execute(whole).first() is not None
         self.has_doomed = self.contents.has_doomed = connection.execute(waiting.limit(1)).first() is not None
+        self.rules = rules_of(connection, self.project_id)
 
     def trim(self) -> None:
         """Forget what was used longest ago. Only between transactions: within one, all is needed."""
@@ -96,6 +101,20 @@ class Memory:
             del self.states[next(iter(self.states))]
         while len(self.open_events) > _CACHED_EVENTS:
             del self.open_events[next(iter(self.open_events))]
+
+
+def rules_of(connection: Connection, project_id: int) -> Rules:
+    """The rules of redaction of a project, in the order in which they came."""
+    c = t.redaction.c
+    rows = connection.execute(
+        select(c.rules, c.ended_at).where(c.project_id == project_id).order_by(c.key)
+    ).all()
+    if not rows:
+        return NO_RULES
+    return Rules(
+        active=tuple(read_rules(row.rules) for row in rows if row.ended_at is None),
+        known=tuple(read_rules(row.rules) for row in rows),
+    )
 
 
 class Transaction:

@@ -175,7 +175,8 @@ class _Checker:
             yield Finding("content_size", where, f"it has {len(data)} bytes, the row says {row.size}")
 
     def positions(self, _after: int) -> _Piece:
-        """Commit positions are 1 to n, each that of an event, of one replaced or deleted, or a deletion's."""
+        """Commit positions are 1 to n, each that of an event, of one replaced or deleted, or of a step of a
+        deletion or redaction."""
         p, raw = t.project.c, t.raw_event.c
         last = self._connection.execute(
             select(p.commit_seq).where(p.project_id == self._project_id)
@@ -188,17 +189,22 @@ class _Checker:
                 func.max(raw.pos),
             ).where(raw.project_id == self._project_id)
         ).one()
-        d = t.deletion.c
+        d, r = t.deletion.c, t.redaction.c
+        redacting = self._connection.execute(
+            select(func.coalesce(func.sum(r.num_positions), 0)).where(r.project_id == self._project_id)
+        ).scalar_one()
         steps, erased = self._connection.execute(
             select(
                 func.coalesce(func.sum(d.num_positions), 0), func.coalesce(func.sum(d.num_events), 0)
             ).where(d.project_id == self._project_id)
         ).one()
+        steps += redacting
         is_whole = steps or not number or (first, highest) == (1, last)
         if number + replaced + steps + erased != last or not is_whole:
             detail = (
                 f"{number} events and {replaced} that they replaced lie at positions {first} to {highest}, "
-                f"{erased} were deleted in {steps} steps, the project counts to {last}"
+                f"{erased} were deleted, {steps} are of deletions and redactions, "
+                f"the project counts to {last}"
             )
             return None, 0, [Finding("commit_positions", "project", detail)]
         return None, 0, []

@@ -1,6 +1,7 @@
-"""Deletions: what was asked for, what is still to be swept, which exports hold what is gone.
+"""Deletions and redactions: what was asked for, what is still to be swept, which exports hold what is gone.
 
-Rows that exist stay as they are; their tombstones, of which there are none yet, have no deletion.
+Rows that exist stay as they are; their tombstones, of which there are none yet, have no deletion. The table
+`redaction` is made anew: nothing ever wrote to it.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["project_id"], ["project.project_id"], name="fk_doomed_project_id"),
         sqlite_with_rowid=False,
     )
+    _redaction()
     for column in ("first_pos", "deletion_key", "erased_at"):
         op.add_column("tombstone", sa.Column(column, sa.BigInteger()))
     where = sa.text("deletion_key IS NOT NULL")
@@ -65,6 +67,45 @@ def upgrade() -> None:
         ["project_id", "deletion_key"],
         sqlite_where=where,
         postgresql_where=where,
+    )
+
+
+def _redaction() -> None:
+    op.drop_table("redaction")
+    op.create_table(
+        "redaction",
+        *_whole("project_id", "key"),
+        sa.Column("rules", sa.Text(), nullable=False),
+        sa.Column("reason", sa.Text()),
+        sa.Column("asked_by", sa.Text()),
+        sa.Column("state", sa.Text(), nullable=False),
+        *_whole("requested_at"),
+        sa.Column("finished_at", sa.BigInteger()),
+        sa.Column("ended_at", sa.BigInteger()),
+        *_whole("after_key"),
+        sa.Column("first_pos", sa.BigInteger()),
+        sa.Column("last_pos", sa.BigInteger()),
+        *_whole("num_positions", "num_events", "num_values", "num_contents"),
+        sa.PrimaryKeyConstraint("project_id", "key", name="pk_redaction"),
+        sa.ForeignKeyConstraint(["project_id"], ["project.project_id"], name="fk_redaction_project_id"),
+        sa.CheckConstraint(
+            "state IN ('redacting', 'sweeping', 'packing', 'scrubbing', 'done')",
+            name=op.f("ck_redaction_state_is_known"),
+        ),
+    )
+    op.create_table(
+        "redacted_ids",
+        *_whole("project_id", "call_key", "completion"),
+        sa.PrimaryKeyConstraint("project_id", "call_key", "completion", name="pk_redacted_ids"),
+        sa.ForeignKeyConstraint(["project_id"], ["project.project_id"], name="fk_redacted_ids_project_id"),
+        sa.ForeignKeyConstraint(
+            ["project_id", "call_key"],
+            ["call.project_id", "call.key"],
+            name="fk_redacted_ids_call_key",
+            deferrable=True,
+            initially="DEFERRED",
+        ),
+        sqlite_with_rowid=False,
     )
 
 
