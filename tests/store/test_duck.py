@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
+import duckdb
 import pytest
 from sqlalchemy import text
 
@@ -20,10 +22,12 @@ from tracestore.store.duck import (
     SqlLimits,
     SqlQuery,
     SqlRefused,
+    SqlResult,
     SqlTooSlow,
     database,
     run_sql,
 )
+from tracestore.store.duck_child import _attach, _Copy
 from tracestore.store.engine import BadUrl
 from tracestore.store.schema import view_statements
 
@@ -43,6 +47,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
         make.selection("x", "s", 1),
         make.compaction(before_call_id="c0", replaced_call_ids=("c0",)),
         make.reward(value=0.1),
+        make.reward("third", 1 / 3, call_id="c0"),
         make.gap(),
         make.consumption(),
         call("orphan", [user("w")], parent="gone", delta=True),
@@ -53,19 +58,63 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return url
 
 
-def test_every_view_has_the_same_rows_as_on_sqlite(url: str) -> None:
-    """One query reads them all, since each child costs a second: a checksum of the whole of every view."""
-    names = sorted(view_statements())
-    parts = [f"SELECT '{name}', count(*), string_agg(project, '') FROM {name}" for name in names]
-    got = run_sql(url, "p", " UNION ALL ".join(parts) + " ORDER BY 1")
+def of_every_view(where: str = "") -> str:
+    """One query of them all, since each child costs a second: whole rows as text."""
+    parts = [f"SELECT '{name}', x::VARCHAR, project FROM {name} x {where}" for name in view_statements()]
+    return " UNION ALL ".join(parts) + " ORDER BY 1, 2"
+
+
+@pytest.fixture(scope="module")
+def whole(url: str) -> SqlResult:
+    return run_sql(url, "p", of_every_view())
+
+
+def test_every_view_has_the_same_rows_as_on_sqlite(url: str, whole: SqlResult) -> None:
     with Store.open(url) as store, store.read() as connection:
-        expected = [
-            (name, connection.execute(text(f"SELECT count(*) FROM {name} WHERE project = 'p'")).scalar())
-            for name in names
-        ]
-    assert [row[:2] for row in got.rows] == expected
-    assert all(row[1] > 0 for row in got.rows)
-    assert {character for row in got.rows for character in row[2]} == {"p"}
+        expected = {
+            name: connection.execute(text(f"SELECT count(*) FROM {name} WHERE project = 'p'")).scalar()
+            for name in view_statements()
+        }
+    assert Counter(row[0] for row in whole.rows) == expected
+    assert all(expected.values())
+    assert {row[2] for row in whole.rows} == {"p"}
+
+
+def test_rows_that_the_database_finds_by_an_id_are_those_of_the_whole_view(
+    url: str, whole: SqlResult
+) -> None:
+    """To the last digit of 1 / 3, though SQLite hands them over as text."""
+    assert any("0.3333333333333333" in row[1] for row in whole.rows if row[0] == "rewards")
+    found = run_sql(url, "p", of_every_view("WHERE episode_id = 'e'"))
+    assert found.rows == whole.rows
+    assert run_sql(url, "p", of_every_view("WHERE episode_id = 'secret'")).rows == []
+
+
+@pytest.mark.parametrize("kind", ["", "WITHOUT ROWID"])
+def test_everything_is_copied_as_of_one_commit(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "t.db"
+    write = (
+        "import sqlite3, sys; sqlite3.connect(sys.argv[1], isolation_level=None).executescript(sys.argv[2])"
+    )
+
+    def written(sql: str) -> None:
+        subprocess.run([sys.executable, "-c", write, str(file), sql], check=True)
+
+    row = "INSERT INTO call SELECT 1, 1 + count(*) FROM call"
+    written(
+        "PRAGMA journal_mode = wal; CREATE TABLE project (project_id BIGINT, name TEXT);"
+        "INSERT INTO project VALUES (1, 'p');"
+        f"CREATE TABLE call (project_id BIGINT, key BIGINT, PRIMARY KEY (project_id, key)) {kind}; {row}"
+    )
+    with duckdb.connect() as connection:
+        _attach(connection, "sqlite", str(file))
+        connection.execute("BEGIN")
+        copy = _Copy(connection, is_postgresql=False, project="p")
+        written(row)
+        copy.table("call", "key")
+        assert connection.execute("FROM call").fetchall() == [(1,)]
+        count = "FROM sqlite_query('store', 'SELECT count(*) FROM call')"
+        assert connection.execute(count).fetchall() == [("1",)]
 
 
 def test_values_come_back_as_they_are(url: str) -> None:
@@ -73,7 +122,7 @@ def test_values_come_back_as_they_are(url: str) -> None:
         url,
         "p",
         "SELECT call_id, sum(sampled_tokens) OVER () AS n, started_at, link_exact, "
-        "(SELECT value FROM rewards) AS r, "
+        "(SELECT value FROM rewards WHERE call_id IS NULL) AS r, "
         "(SELECT message_text(content_id) FROM contexts x "
         "WHERE x.call_id = c.call_id AND position = 0) AS t, "
         "(SELECT trainable FROM agents WHERE agent_id = 'sub') AS b FROM calls c ORDER BY ordinal LIMIT 2",

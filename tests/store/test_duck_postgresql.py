@@ -15,6 +15,9 @@ from tracestore.store import Store
 from tracestore.store.duck import SqlRefused, run_sql
 from tracestore.store.schema import view_statements
 
+LONG = "v " * 300 + "\\.\t\r\n'\""
+"""With what a text protocol could trip over."""
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
@@ -27,14 +30,14 @@ def test_every_view_has_the_rows_of_sqlite(server: str, tmp_path: Path) -> None:
         make.group("g"),
         make.episode(group_id="g", status="ok"),
         make.agent(),
-        call("c0", [user("héllo")], answer("a", ids=[3, 4]), prompt_ids=[1, 2], ordinal=0),
-        call("c1", [user("héllo"), assistant("a"), user("v " * 300)], "b", "c", ordinal=1),
+        call("c0", [user("h\\é\tl\nl'o")], answer("a", ids=[3, 4]), prompt_ids=[1, 2], ordinal=0),
+        call("c1", [user("h\\é\tl\nl'o"), assistant("a"), user(LONG)], "b", "c", ordinal=1),
         subagent("sub", spawned_by="c0", trainable=False),
         make.tool_call(),
         make.candidate_set("s", make.member("c1", 0), make.member("c1", 1)),
         make.selection("x", "s", 1),
         make.compaction(before_call_id="c0", replaced_call_ids=("c0",)),
-        make.reward(value=0.1),
+        make.reward(value=1 / 3),
         make.gap(),
         make.consumption(),
         call("orphan", [user("w")], parent="gone", delta=True),
@@ -46,17 +49,22 @@ def test_every_view_has_the_rows_of_sqlite(server: str, tmp_path: Path) -> None:
             store.ingest("other", [posted(make.episode("secret")), posted(make.agent(episode="secret"))])
             assert {o.status for o in store.ingest(name, [posted(e) for e in events])} == {"stored"}
     # One query, as each child costs a second. The numbers of the store stand in other columns than names.
-    views = {
-        view: f"SELECT COLUMNS(c -> NOT ends_with(c, '_id') OR c = 'episode_id') FROM {view}"
-        for view in view_statements()
-    }
-    parts = [f"SELECT '{view}' AS v, x::VARCHAR AS r FROM ({sql}) x" for view, sql in views.items()]
-    texts = "SELECT 'text', message_text(content_id) FROM contexts WHERE call_id = 'c1'"
-    sql = " UNION ALL ".join([*parts, texts]) + " ORDER BY 1, 2"
-    sqlite, postgres = (run_sql(url, name, sql).rows for url in urls)
+    columns = "COLUMNS(c -> NOT ends_with(c, '_id') OR c = 'episode_id')"
+
+    def of_every_view(where: str) -> str:
+        parts = [
+            f"SELECT '{view}' AS v, x::VARCHAR AS r FROM (SELECT {columns} FROM {view} {where}) x"
+            for view in view_statements()
+        ]
+        texts = "SELECT 'text', message_text(content_id) FROM contexts WHERE call_id = 'c1'"
+        return " UNION ALL ".join([*parts, texts]) + " ORDER BY 1, 2"
+
+    sqlite, postgres = (run_sql(url, name, of_every_view("")).rows for url in urls)
     assert postgres == sqlite
+    # The server itself finds the rows of one episode, which here are all.
+    assert run_sql(urls[1], name, of_every_view("WHERE episode_id = 'e'")).rows == sqlite
     assert {row[0] for row in sqlite} == {*view_statements(), "text"}
-    assert "v " * 300 in {row[1] for row in sqlite}
+    assert LONG in {row[1] for row in sqlite}
     assert not any("secret" in row[1] for row in sqlite)
 
 

@@ -2,15 +2,17 @@
 
 The child is the only process that opens the database through DuckDB, and it never opens it through sqlite3:
 in one process, closing DuckDB's handle would drop SQLite's POSIX locks, and acknowledged rows could be lost.
-DuckDB does not recurse over an attached database either (minutes instead of a second): the child copies the
-narrow columns that the query's views need, of one project, and lets go of the database before the SQL runs.
-Exported shards and Parquet are read where they lie.
+DuckDB does not recurse over an attached database either (minutes instead of a second): the child copies what
+the query needs, of one project, and lets go of the database before the SQL runs. Of a view that it names rows
+of by id (`sql_filters`) that is those, as the database itself finds them, else the narrow columns of its
+tables. Exported shards and Parquet are read where they lie.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,6 +27,7 @@ from sqlalchemy import Boolean, LargeBinary, make_url
 from tracestore.errors import TracestoreError
 from tracestore.store.engine import BadUrl
 from tracestore.store.schema import view_statements
+from tracestore.store.sql_filters import FOUND_BY
 from tracestore.store.sql_guard import SqlRefused
 from tracestore.store.tables import KEY_BITS, metadata
 
@@ -46,6 +49,9 @@ __all__ = [
 ]
 _NICENESS = 10
 """Of the child: recording goes before questions."""
+
+_OF_WHOLE_PROJECTS = {"critical_steps", "compaction_messages"}
+"""Views that walk all of a project, whatever is asked: DuckDB does so faster than the databases."""
 
 Source = Mapping[str, Any]
 """What is asked, as the child takes it: made by `database`, `shards` or `parquet`."""
@@ -123,6 +129,7 @@ def database(url: str, project: str) -> Source:
         "where": where,
         "project": project,
         "views": view_statements(),
+        "found_by": _found_by(),
         "tables": _narrow_columns(),
         "key_bits": KEY_BITS,
     }
@@ -258,6 +265,16 @@ def _narrow_columns() -> dict[str, str]:
             if not isinstance(column.type, LargeBinary)
         )
         for table in metadata.tables.values()
+    }
+
+
+@cache
+def _found_by() -> dict[str, list[str]]:
+    """Of each view the columns by which the database finds its rows."""
+    return {
+        name: [column for column in FOUND_BY if re.search(rf"\bAS {column}\b", statement)]
+        for name, statement in view_statements().items()
+        if name not in _OF_WHOLE_PROJECTS
     }
 
 

@@ -26,6 +26,7 @@ from duckdb.func import FunctionNullHandling, PythonUDFType
 
 from tracestore.errors import TracestoreError
 from tracestore.store.codec import decompress
+from tracestore.store.sql_filters import Ids, needed
 from tracestore.store.sql_formats import write
 from tracestore.store.sql_guard import SqlRefused, check
 
@@ -147,24 +148,35 @@ def _first(reader: pa.RecordBatchReader, *, max_rows: int, max_bytes: int) -> tu
 def _open_database(
     connection: duckdb.DuckDBPyConnection, source: Mapping[str, Any], *, sql: str, serialized: str
 ) -> None:
-    """The views that a query reads, over copies of the columns they need; then the database is let go."""
+    """The views that a query reads, over copies of what they need; then the database is let go.
+
+    Of a view of which a few ids are asked the database itself finds the rows; of the others whole tables are
+    copied.
+    """
     views = source["views"]
     used = check(serialized, views=views)
-    read = _tables_of(views[name] for name in used)
-    tables = {table: columns for table, columns in source["tables"].items() if table in read}
+    few = _few(serialized, source["found_by"])
+    many = used - few.keys()
+    tables, whole = _tables_of(views[name] for name in used), _tables_of(views[name] for name in many)
     is_postgresql = source["kind"] == "postgresql"
     try:
         if is_postgresql:
             _attach(connection, "postgres", source["where"])
         else:
             _attach(connection, "sqlite", source["where"])
-        # One transaction: every table is copied as of the same commit.
+        # One transaction: everything is copied as of the same commit.
         connection.execute("BEGIN")
         copy = _Copy(connection, is_postgresql=is_postgresql, project=source["project"])
-        for table, columns in tables.items():
-            copy.table(table, columns)
+        for table, columns in source["tables"].items():
+            if table in tables:
+                copy.table(table, columns, is_empty=table not in whole)
         if _TEXT in sql.lower():
             _copy_texts(connection, copy, source["key_bits"])
+        if is_postgresql:
+            # Its binary one knows no parameters.
+            connection.execute("SET pg_use_text_protocol = true")
+        for name, ids in few.items():
+            copy.view(name, views[name], ids)
         connection.execute("COMMIT")
         connection.execute("DETACH store")
     except duckdb.Error as error:
@@ -174,8 +186,16 @@ def _open_database(
         raise StoreUnreadable(
             error=type(error).__name__, hint="is the database there, and does it answer?"
         ) from None
-    for name in used:
+    for name in many:
         connection.execute(views[name])
+
+
+def _few(serialized: str, found_by: Mapping[str, Any]) -> dict[str, Ids]:
+    """The views of which the database itself finds the rows."""
+    try:
+        return needed(json.loads(serialized), columns=found_by)
+    except RecursionError:
+        raise SqlRefused(hint="the SQL is nested too deep") from None
 
 
 def _tables_of(statements: Iterable[str]) -> set[str]:
@@ -190,6 +210,9 @@ def _attach(connection: duckdb.DuckDBPyConnection, kind: str, where: str) -> Non
     with as_file(files(package) / "extensions") as folder:
         (library,) = folder.glob(f"*/{kind}_scanner.duckdb_extension")
         connection.execute(f"LOAD '{_quoted(str(library))}'")
+    if kind == "sqlite":
+        # Otherwise each thread of a scan reads through a connection, and as of a commit, of its own.
+        connection.execute("SET sqlite_disable_multithreaded_scans = true")
     connection.execute(f"ATTACH '{_quoted(where)}' AS store (TYPE {kind}, READ_ONLY)")
 
 
@@ -199,16 +222,42 @@ class _Copy:
     def __init__(self, connection: duckdb.DuckDBPyConnection, *, is_postgresql: bool, project: str) -> None:
         self._connection = connection
         self._is_postgresql = is_postgresql
+        self._project = project
         found = self.rows("SELECT project_id FROM {project} WHERE name = " + f"'{_quoted(project)}'")
         self.project_id = int(found[0][0]) if found else -1
 
-    def table(self, name: str, columns: str, *, as_: str | None = None) -> None:
+    def table(self, name: str, columns: str, *, as_: str | None = None, is_empty: bool = False) -> None:
         """Copy columns of a table, given as a SELECT list."""
-        select = f"SELECT {columns} FROM {{{name}}} WHERE project_id = {self.project_id}"
+        limit = " LIMIT 0" if is_empty else ""
+        select = f"SELECT {columns} FROM {{{name}}} WHERE project_id = {self.project_id}{limit}"
         self._connection.execute(f"CREATE TABLE {as_ or name} AS {self._source(select)}")
+
+    def view(self, name: str, statement: str, ids: Ids) -> None:
+        """Copy the rows of a view that have these ids, whose tables were copied, if only empty ones."""
+        body = statement.partition(" AS\n")[2]
+        self._connection.execute(f"CREATE TABLE {name} AS SELECT * FROM ({body}) LIMIT 0")
+        if ids.values:
+            described = self._connection.execute(f"DESCRIBE {name}").fetchall()
+            columns = ", ".join(self._exact(column, type_) for column, type_, *_ in described)
+            project, *marks = (self._mark(number) for number in range(1, len(ids.values) + 2))
+            where = f"project = {project} AND {ids.column} IN ({', '.join(marks)})"
+            query = "postgres_query" if self._is_postgresql else "sqlite_query"
+            self._connection.execute(
+                f"INSERT INTO {name} FROM {query}('store', ?, params := row(?{', ?' * len(marks)}))",
+                [f"SELECT {columns} FROM {name} WHERE {where}", self._project, *ids.values],
+            )
 
     def rows(self, select: str) -> list[tuple[Any, ...]]:
         return self._connection.execute(self._source(select)).fetchall()
+
+    def _exact(self, column: str, type_: str) -> str:
+        # The scanner of SQLite gives what a query finds as text, of which SQLite writes 15 digits.
+        if self._is_postgresql or type_ != "DOUBLE":
+            return column
+        return f"CASE WHEN {column} IS NOT NULL THEN printf('%!.20g', {column}) END"
+
+    def _mark(self, number: int) -> str:
+        return f"${number}" if self._is_postgresql else f"?{number}"
 
     def _source(self, select: str) -> str:
         """A SELECT over the store, in which its tables stand in braces."""

@@ -307,53 +307,53 @@ SELECT p.name AS project,
   LEFT JOIN context_edit x ON x.project_id = d.project_id AND x.key = d.context_edit_key;
 
 -- Branches: one row for each end, which is a completion that no call continues word for word, or a call that
--- nothing came back from. `num_calls` counts the end's call and those before it along the links.
+-- nothing came back from. `num_calls` counts the end's call and those before it along the links. They are walked
+-- for each end apart, so that asking for one episode costs one episode.
 CREATE VIEW branches AS
-WITH RECURSIVE ends (project_id, call_key, completion, last_node_key) AS (
-  SELECT c.project_id, c.key, m.completion, coalesce(m.node_key, c.prompt_node_key)
-    FROM call c
-    LEFT JOIN completion m
-      ON m.project_id = c.project_id AND m.call_key = c.key AND m.node_key IS NOT NULL
-   WHERE c.pos IS NOT NULL
-     AND c.context_messages IS NOT NULL
-     AND NOT EXISTS (
-       SELECT 1 FROM call q
-        WHERE q.project_id = m.project_id AND q.link_call_key = m.call_key
-          AND q.link_completion = m.completion AND q.link_exact)
-), chain (project_id, end_call_key, end_completion, call_key, num_calls) AS (
-  SELECT project_id, call_key, completion, call_key, 1 FROM ends
-  UNION ALL
-  SELECT chain.project_id, chain.end_call_key, chain.end_completion, c.link_call_key, chain.num_calls + 1
-    FROM chain
-    JOIN call c ON c.project_id = chain.project_id AND c.key = chain.call_key
-   WHERE c.link_call_key IS NOT NULL
-), lengths (project_id, end_call_key, end_completion, num_calls) AS (
-  SELECT project_id, end_call_key, end_completion, max(num_calls)
-    FROM chain
-   GROUP BY project_id, end_call_key, end_completion
-)
 SELECT p.name AS project,
        e.id AS episode_id,
        a.id AS agent_id,
        c.id AS end_call_id,
-       ends.completion AS end_completion,
-       l.num_calls,
+       m.completion AS end_completion,
+       (WITH RECURSIVE chain (call_key) AS (
+          SELECT c.key
+          UNION
+          SELECT (SELECT q.link_call_key FROM call q
+                   WHERE q.project_id = c.project_id AND q.key = chain.call_key)
+            FROM chain
+           WHERE chain.call_key IS NOT NULL
+        )
+        SELECT count(chain.call_key) FROM chain) AS num_calls,
        coalesce(n.depth + 1, 0) AS num_messages,
        r.id AS first_call_id,
-       (ends.project_id << 40) | ends.last_node_key AS last_message_id
-  FROM ends
-  JOIN lengths l
-    ON l.project_id = ends.project_id AND l.end_call_key = ends.call_key
-   AND coalesce(l.end_completion, -1) = coalesce(ends.completion, -1)
-  JOIN chain f
-    ON f.project_id = l.project_id AND f.end_call_key = l.end_call_key AND f.num_calls = l.num_calls
-   AND coalesce(f.end_completion, -1) = coalesce(l.end_completion, -1)
-  JOIN call c ON c.project_id = ends.project_id AND c.key = ends.call_key
-  JOIN call r ON r.project_id = f.project_id AND r.key = f.call_key
+       (c.project_id << 40) | coalesce(m.node_key, c.prompt_node_key) AS last_message_id
+  FROM call c
   JOIN project p ON p.project_id = c.project_id
   JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key AND e.first_pos IS NOT NULL
+  JOIN call r
+    ON r.project_id = c.project_id
+   AND r.key = (
+     WITH RECURSIVE chain (call_key) AS (
+       SELECT c.key
+       UNION
+       SELECT (SELECT q.link_call_key FROM call q
+                WHERE q.project_id = c.project_id AND q.key = chain.call_key)
+         FROM chain
+        WHERE chain.call_key IS NOT NULL
+     )
+     SELECT max(q.key)
+       FROM chain
+       JOIN call q ON q.project_id = c.project_id AND q.key = chain.call_key AND q.link_call_key IS NULL)
+  LEFT JOIN completion m
+    ON m.project_id = c.project_id AND m.call_key = c.key AND m.node_key IS NOT NULL
   LEFT JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key
-  LEFT JOIN node n ON n.project_id = ends.project_id AND n.key = ends.last_node_key;
+  LEFT JOIN node n ON n.project_id = c.project_id AND n.key = coalesce(m.node_key, c.prompt_node_key)
+ WHERE c.pos IS NOT NULL
+   AND c.context_messages IS NOT NULL
+   AND NOT EXISTS (
+     SELECT 1 FROM call q
+      WHERE q.project_id = m.project_id AND q.link_call_key = m.call_key
+        AND q.link_completion = m.completion AND q.link_exact);
 
 -- Candidates: the members of each candidate set. `selected` and `continued` follow the set's last selection
 -- and are NULL before there is one; `continued` is NULL where the harness did not tell it apart.
@@ -776,8 +776,8 @@ SELECT p.name AS project,
 -- calls read and sampled, `tokens_once` the same with each token once (`token_counts`); of calls without ids
 -- neither has any. `messages_read` is the length of all contexts together, `messages_once` the places they stand at.
 CREATE VIEW prefix_duplication AS
-SELECT p.name AS project,
-       e.id AS episode_id,
+SELECT d.project,
+       d.episode_id,
        d.num_calls,
        d.calls_without_ids,
        d.tokens_processed,
@@ -785,27 +785,43 @@ SELECT p.name AS project,
        CASE WHEN d.tokens_once > 0
             THEN CAST(d.tokens_processed AS DOUBLE PRECISION) / d.tokens_once END AS token_duplication,
        d.messages_read,
-       (SELECT count(DISTINCT coalesce(n.twin_of_key, n.key)) FROM node n
-         WHERE n.project_id = e.project_id AND n.episode_key = e.key
-           AND (EXISTS (SELECT 1 FROM node k WHERE k.project_id = n.project_id AND k.parent_key = n.key)
-             OR EXISTS (SELECT 1 FROM call q
-                         WHERE q.project_id = n.project_id AND q.prompt_node_key = n.key))) AS messages_once
-  FROM (SELECT c.project_id, c.episode_key,
-               count(*) AS num_calls,
-               CAST(sum(CASE WHEN r.num_tokens IS NULL THEN 1 ELSE 0 END) AS BIGINT) AS calls_without_ids,
-               CAST(sum(r.num_tokens + coalesce(m.num_tokens, 0)) AS BIGINT) AS tokens_processed,
-               CAST(sum(r.num_tokens - r.base_length + coalesce(m.num_tokens, 0)) AS BIGINT) AS tokens_once,
-               CAST(sum(c.context_messages) AS BIGINT) AS messages_read
-          FROM call c
-          LEFT JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key
-          LEFT JOIN (SELECT o.project_id, o.call_key, CAST(sum(o.num_tokens) AS BIGINT) AS num_tokens
-                       FROM completion o
-                      GROUP BY o.project_id, o.call_key) m
-            ON m.project_id = c.project_id AND m.call_key = c.key
-         WHERE c.pos IS NOT NULL
-         GROUP BY c.project_id, c.episode_key) d
-  JOIN project p ON p.project_id = d.project_id
-  JOIN episode e ON e.project_id = d.project_id AND e.key = d.episode_key AND e.first_pos IS NOT NULL;
+       d.messages_once
+  FROM (SELECT p.name AS project,
+               e.id AS episode_id,
+               (SELECT count(*) FROM call c
+                 WHERE c.project_id = e.project_id AND c.episode_key = e.key AND c.pos IS NOT NULL)
+                 AS num_calls,
+               (SELECT count(*) FROM call c
+                  LEFT JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key
+                 WHERE c.project_id = e.project_id AND c.episode_key = e.key AND c.pos IS NOT NULL
+                   AND r.num_tokens IS NULL) AS calls_without_ids,
+               (SELECT CAST(sum(r.num_tokens + coalesce(
+                         (SELECT sum(o.num_tokens) FROM completion o
+                           WHERE o.project_id = c.project_id AND o.call_key = c.key), 0)) AS BIGINT)
+                  FROM call c
+                  JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key
+                 WHERE c.project_id = e.project_id AND c.episode_key = e.key AND c.pos IS NOT NULL)
+                 AS tokens_processed,
+               (SELECT CAST(sum(r.num_tokens - r.base_length + coalesce(
+                         (SELECT sum(o.num_tokens) FROM completion o
+                           WHERE o.project_id = c.project_id AND o.call_key = c.key), 0)) AS BIGINT)
+                  FROM call c
+                  JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key
+                 WHERE c.project_id = e.project_id AND c.episode_key = e.key AND c.pos IS NOT NULL)
+                 AS tokens_once,
+               (SELECT CAST(sum(c.context_messages) AS BIGINT) FROM call c
+                 WHERE c.project_id = e.project_id AND c.episode_key = e.key AND c.pos IS NOT NULL)
+                 AS messages_read,
+               (SELECT count(DISTINCT coalesce(n.twin_of_key, n.key)) FROM node n
+                 WHERE n.project_id = e.project_id AND n.episode_key = e.key
+                   AND (EXISTS (SELECT 1 FROM node k WHERE k.project_id = n.project_id AND k.parent_key = n.key)
+                     OR EXISTS (SELECT 1 FROM call q
+                                 WHERE q.project_id = n.project_id AND q.prompt_node_key = n.key)))
+                 AS messages_once
+          FROM episode e
+          JOIN project p ON p.project_id = e.project_id
+         WHERE e.first_pos IS NOT NULL) d
+ WHERE d.num_calls > 0;
 
 -- Finish rates: for each agent that spawned others how many were assigned work and how many finished it: their
 -- end has come, with the status `ok` (Kimi K2.5, PARL: r_finish = finished / assigned). Those whose end has not
