@@ -12,9 +12,17 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 from hypothesis import settings
 
+from tests.store.servers import stop_server
+
 settings.register_profile("dev", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_unconfigure() -> None:
+    """Stop the PostgreSQL server of this process, if a test started it."""
+    stop_server()
+
 
 REQUIRE_FIXTURES = bool(os.environ.get("TRACESTORE_REQUIRE_FIXTURES"))
 

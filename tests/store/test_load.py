@@ -273,7 +273,8 @@ def test_the_group_comes_with_the_episodes_that_name_it(store: Store) -> None:
     assert store.load_graph("p", "e").group == events[0]
 
 
-def test_message_text_is_a_function_of_our_connections(store: Store) -> None:
+def test_message_text_is_a_function_of_our_connections_to_sqlite(sqlite_store: Store) -> None:
+    store = sqlite_store
     store.ingest("p", [posted(call("c0", [user("héllo"), Raw(rb'{"role":"tool","content":"\ud83d"}')]))])
     with store.read() as connection:
         rows = connection.execute(

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from tests import factories as make
+from tests.databases import tamper
 from tests.factories import answer, assistant, call, posted, user
 from tracestore.store import Store
 from tracestore.store.engine import writer
@@ -64,11 +65,7 @@ TAMPERED = [
 
 @pytest.mark.parametrize(("sql", "name"), TAMPERED)
 def test_what_is_tampered_with_is_found(filled: Store, sql: str, name: str) -> None:
-    with writer(filled.engine).connect() as connection:
-        connection.connection.execute("PRAGMA foreign_keys = OFF")  # type: ignore[attr-defined]
-        with connection.begin():
-            connection.execute(text(sql))
-        connection.connection.execute("PRAGMA foreign_keys = ON")  # type: ignore[attr-defined]
+    tamper(filled, sql)
     assert name in {finding.name for finding in verify(filled, "p")}
 
 

@@ -85,17 +85,18 @@ def test_the_numbers_of_contents_and_messages_are_unique_in_the_database(store: 
     count_as_before_0005(store, "old")
     for project in ("old", "p", "q"):
         ingest(store, [call("c", [user(f"of {project}"), user("again")], "ok")], project)
-    said = rows(
-        store, "SELECT project, content_id, message_id, message_text(content_id) AS text FROM messages"
-    )
+    said = rows(store, "SELECT project, content_id, message_id FROM messages")
     assert len({row["content_id"] for row in said}) == len({row["message_id"] for row in said}) == 9
     assert {row["content_id"] >> KEY_BITS for row in said if row["project"] == "q"} == {3}
-    texts = {(row["project"], row["text"]) for row in said}
-    assert texts == {(name, text) for name in ("old", "p", "q") for text in (f"of {name}", "again", "ok")}
     sql = "SELECT content_id, message_text(content_id) FROM messages"
+    url = store.engine.url.set(drivername=store.engine.dialect.name).render_as_string(hide_password=False)
     for project in ("old", "p", "q"):
-        here = [(row["content_id"], row["text"]) for row in said if row["project"] == project]
-        assert sorted(run_sql(str(store.engine.url), project, sql).rows) == sorted(here)
+        read = run_sql(url, project, sql).rows
+        assert {row[0] for row in read} == {row["content_id"] for row in said if row["project"] == project}
+        assert {row[1] for row in read} == {f"of {project}", "again", "ok"}
+        if store.engine.dialect.name == "sqlite":
+            own = rows(store, f"{sql} WHERE project = :p", project)
+            assert sorted(tuple(row.values()) for row in own) == sorted(read)
     parents = "SELECT m.depth FROM messages m JOIN messages a ON a.message_id = m.parent_message_id"
     assert sorted(row["depth"] for row in rows(store, parents)) == [1, 1, 1, 2, 2, 2]
 

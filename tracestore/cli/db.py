@@ -1,4 +1,4 @@
-"""`tracestore db`: bring a database up to date, check its schema, measure, copy, export it, delete from it."""
+"""`tracestore db`: bring a database up to date, check it, measure, copy, export it, delete from it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, MetaData, inspect, text
 
 from tracestore.errors import TracestoreError
 from tracestore.store.engine import NoStore
-from tracestore.store.tables import REVISION, metadata
+from tracestore.store.tables import PARTITIONS, REVISION, metadata
 
 
 class WrongRevision(TracestoreError):
@@ -45,6 +45,7 @@ def create(connection: Connection) -> None:
     for table in metadata.tables.values():
         table.to_metadata(fresh)
     fresh.create_all(connection)
+    _make_partitions(connection)
     replace_views(connection)
     # As Alembic itself makes it.
     connection.execute(
@@ -56,8 +57,18 @@ def create(connection: Connection) -> None:
     connection.execute(text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": REVISION})
 
 
+def _make_partitions(connection: Connection) -> None:
+    if connection.dialect.name != "postgresql":
+        return
+    for table in metadata.tables.values():
+        if table.dialect_kwargs.get("postgresql_partition_by"):
+            for number in range(PARTITIONS):
+                of = f"PARTITION OF {table.name} FOR VALUES WITH (MODULUS {PARTITIONS}, REMAINDER {number})"
+                connection.execute(text(f"CREATE TABLE {table.name}_{number} {of}"))
+
+
 def replace_views(connection: Connection) -> None:
-    """Make the declared views, in place of those of their names. They hold no rows, so no migration keeps a copy."""
+    """Make the declared views anew. They hold no rows, so no migration has a copy of them."""
     for name, statement in view_statements().items():
         connection.execute(text(f"DROP VIEW IF EXISTS {name}"))
         connection.execute(text(statement))

@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from sqlalchemy import Connection, Table, func, select, text
+from sqlalchemy import Connection, Table, exists, func, select, text
 
 from tracestore.graph.build import build
 from tracestore.graph.context import context
@@ -230,16 +230,34 @@ class _Checker:
         return after + 1, 1, findings
 
     def foreign_keys(self, after: int) -> _Piece:
-        """SQLite can be told to look the other way; PostgreSQL cannot."""
+        """Both databases can be told to look the other way, as a deletion does."""
         names = sorted(t.metadata.tables)
-        if self._connection.dialect.name != "sqlite" or after + 1 == len(names):
+        if after + 1 == len(names):
             return None, 0, []
+        if self._connection.dialect.name != "sqlite":
+            return after + 1, 1, list(self._open_references(t.metadata.tables[names[after + 1]]))
         rows = self._connection.execute(text(f"PRAGMA foreign_key_check({names[after + 1]})"))
         findings = [
             Finding("foreign_key", f"{table} row {rowid}", f"refers to no row of {parent}")
             for table, rowid, parent, _ in rows
         ]
         return after + 1, 1, findings
+
+    def _open_references(self, table: Table) -> Iterator[Finding]:
+        for constraint in table.foreign_key_constraints:
+            target = constraint.referred_table.alias()
+            pairs = [(one.parent, target.c[one.column.name]) for one in constraint.elements]
+            names = [column for column in table.primary_key.columns if column.name != "project_id"]
+            rows = self._connection.execute(
+                select(*names).where(
+                    table.c.project_id == self._project_id,
+                    *(here.is_not(None) for here, _ in pairs),
+                    ~exists().where(*(here == there for here, there in pairs)),
+                )
+            )
+            for row in rows:
+                place = f"{table.name} {', '.join(map(str, row))}"
+                yield Finding("foreign_key", place, f"refers to no row of {constraint.referred_table.name}")
 
     def episodes(self, after: int) -> _Piece:
         """What is derived and stored is what the events give when derived again."""
