@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.databases import DATABASES, empty_store, emptied
+from tests.databases import DATABASES, emptied, empty_store
 from tracestore.store import Store
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
@@ -101,20 +100,25 @@ def test_the_numbers_of_contents_and_messages_are_unique_in_the_database(store: 
     assert sorted(row["depth"] for row in rows(store, parents)) == [1, 1, 1, 2, 2, 2]
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store.open(f"sqlite:///{tmp_path_factory.mktemp('views') / 'store.db'}")
-
-
 @settings(max_examples=25)
 @given(data=st.data())
 def test_the_views_agree_with_the_graph(shared: Store, data: st.DataObject) -> None:
+    _views_agree(shared, data)
+
+
+@settings(max_examples=4)
+@given(data=st.data())
+def test_the_views_agree_with_the_graph_on_postgresql(on_postgresql: Store, data: st.DataObject) -> None:
+    _views_agree(on_postgresql, data)
+
+
+def _views_agree(store: Store, data: st.DataObject) -> None:
     events = data.draw(episodes())
     project = uuid4().hex
-    ingest(shared, events, project)
+    ingest(store, events, project)
     graph = build(event for event in events if event.kind != "group")
 
-    got = rows(shared, "SELECT * FROM contexts WHERE project = :p ORDER BY call_id, position", project)
+    got = rows(store, "SELECT * FROM contexts WHERE project = :p ORDER BY call_id, position", project)
     for call_id in graph.calls.keys() - graph.pending:
         mine = [row for row in got if row["call_id"] == call_id]
         assert [row["position"] for row in mine] == list(range(len(mine)))
@@ -126,12 +130,12 @@ def test_the_views_agree_with_the_graph(shared: Store, data: st.DataObject) -> N
             if row["num_authors"] != 1:
                 assert row["author_call_id"] is None
 
-    got = rows(shared, "SELECT * FROM branches WHERE project = :p", project)
+    got = rows(store, "SELECT * FROM branches WHERE project = :p", project)
     ends = [(row["end_call_id"], row["end_completion"], row["num_messages"]) for row in got]
     expected = [(b.end_call_id, None if b.end is None else b.end[1], len(b.nodes)) for b in branches(graph)]
     assert sorted(ends, key=str) == sorted(expected, key=str)
 
-    got = rows(shared, "SELECT * FROM calls WHERE project = :p", project)
+    got = rows(store, "SELECT * FROM calls WHERE project = :p", project)
     links = {
         row["call_id"]: (
             None if row["link_call_id"] is None else (row["link_call_id"], row["link_completion"]),
@@ -142,11 +146,11 @@ def test_the_views_agree_with_the_graph(shared: Store, data: st.DataObject) -> N
     assert links == {call_id: (link.parent, link.how) for call_id, link in graph.links.items()}
 
     sampled = sum(len(body.token_ids) for body in graph.completions.values() if body.token_ids is not None)
-    got = rows(shared, "SELECT sum(sampled_tokens) AS n FROM token_counts WHERE project = :p", project)
+    got = rows(store, "SELECT sum(sampled_tokens) AS n FROM token_counts WHERE project = :p", project)
     assert (got[0]["n"] or 0) == sampled
 
     got = rows(
-        shared,
+        store,
         "SELECT DISTINCT kind, id FROM orphans "
         "WHERE project = :p AND missing IN ('parent_call', 'parent_agent')",
         project,

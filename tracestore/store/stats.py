@@ -162,7 +162,7 @@ def _add_contexts(connection: Connection, found: defaultdict[int, int]) -> None:
         _add_episodes(some_nodes, some_calls, found)
 
 
-def _add_episodes(nodes: Iterable[Row[Any]], calls: Iterable[Row[Any]], found: defaultdict[int, int]) -> None:
+def _add_episodes(nodes: Iterable[Any], calls: Iterable[Any], found: defaultdict[int, int]) -> None:
     place = attrgetter("project_id", "episode_key")
     episodes = groupby(nodes, key=place)
     current: tuple[int, int] = (-1, -1)

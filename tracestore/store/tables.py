@@ -80,7 +80,7 @@ def _table(
         *flat,
         ForeignKeyConstraint(["project_id"], ["project.project_id"]),
         sqlite_with_rowid=rowid,
-        **({"postgresql_partition_by": "HASH (project_id)"} if is_large else {}),
+        postgresql_partition_by="HASH (project_id)" if is_large else None,
     )
 
 

@@ -7,7 +7,7 @@ References to it wait until it is there; all are checked once, at the end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from alembic import op
@@ -31,7 +31,7 @@ def upgrade() -> None:
     connection = op.get_bind()
     if connection.dialect.name != "postgresql":
         return
-    # What earlier revisions wrote in this transaction is checked now: with checks in wait no table can change.
+    # What earlier revisions wrote is checked now: with checks in wait no table can change.
     connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
     # They name the tables that go; each upgrade makes them anew.
     for view in _rows(connection, "SELECT viewname FROM pg_views WHERE schemaname = current_schema()"):
@@ -66,7 +66,7 @@ def _in_parts(connection: sa.Connection, table: str) -> Iterator[str]:
         yield definition
 
 
-def _rows(connection: sa.Connection, sql: str, **values: object) -> Sequence[sa.Row[tuple[str, ...]]]:
+def _rows(connection: sa.Connection, sql: str, **values: object) -> Sequence[Any]:
     return connection.execute(sa.text(sql), values).all()
 
 
