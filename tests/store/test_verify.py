@@ -77,7 +77,9 @@ def test_a_check_goes_on_from_any_cursor_and_finds_what_the_whole_finds(filled: 
     whole = [finding for piece in pieces for finding in piece.findings]
     assert {finding.name for finding in whole} == {"content_size", "links"}
     assert pieces[-1].cursor is None
-    for number, piece in enumerate(pieces[:-1], start=1):
+    # On PostgreSQL, where a piece takes longer, from every seventh.
+    every = 1 if filled.engine.dialect.name == "sqlite" else 7
+    for number, piece in list(enumerate(pieces[:-1], start=1))[::every]:
         rest = [
             finding for later in verify_from(filled, "p", cursor=piece.cursor) for finding in later.findings
         ]
