@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 # Before torch or OpenBLAS is loaded. Sums must not depend on how many cores this machine has, test workers
 # share them, and for models this small a second thread costs more than it saves.
@@ -12,9 +12,19 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 from hypothesis import settings
 
+from tests.databases import store_on
+from tests.store.servers import stop_server
+from tracestore.store import Store
+
 settings.register_profile("dev", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_unconfigure() -> None:
+    """Stop the PostgreSQL server of this process, if a test started it."""
+    stop_server()
+
 
 REQUIRE_FIXTURES = bool(os.environ.get("TRACESTORE_REQUIRE_FIXTURES"))
 
@@ -47,3 +57,17 @@ def pytest_make_collect_report(
         report.outcome = "failed"
         report.longrepr = problem
     return report
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.soak)])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store of the module for the many examples of a law: each is a project of its own."""
+    with store_on(request.param, tmp_path_factory.mktemp("shared") / "store.db") as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def on_postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """The same for a few examples. An example takes longer there, so all of them are for `make soak`."""
+    with store_on("postgresql", tmp_path_factory.mktemp("unused")) as store:
+        yield store

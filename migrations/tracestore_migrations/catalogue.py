@@ -75,15 +75,25 @@ SELECT c.relname, 'column ' || a.attname || ' ' || format_type(a.atttypid, a.att
        || coalesce(' DEFAULT ' || pg_get_expr(d.adbin, d.adrelid), '')
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
   LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
- WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'v')
+ WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p', 'v')
+   AND NOT c.relispartition
    AND a.attnum > 0 AND NOT a.attisdropped
 UNION ALL
 SELECT c.relname, 'constraint ' || k.conname || ' ' || pg_get_constraintdef(k.oid)
   FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid
  WHERE c.relnamespace = current_schema()::regnamespace AND k.contype <> 'n'
+   AND NOT c.relispartition AND k.conparentid = 0
 UNION ALL
-SELECT tablename, replace(indexdef, ' ON ' || schemaname || '.', ' ON ')
-  FROM pg_indexes WHERE schemaname = current_schema()
+SELECT c.relname, pg_get_indexdef(i.indexrelid)
+  FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid
+ WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind <> 't' AND NOT c.relispartition
+UNION ALL
+SELECT c.relname, 'partition by ' || pg_get_partkeydef(c.oid)
+  FROM pg_class c WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'p'
+UNION ALL
+SELECT w.relname, 'partition ' || c.relname || ' ' || pg_get_expr(c.relpartbound, c.oid)
+  FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid JOIN pg_class w ON w.oid = h.inhparent
+ WHERE w.relnamespace = current_schema()::regnamespace AND w.relkind = 'p'
 UNION ALL
 SELECT viewname, definition FROM pg_views WHERE schemaname = current_schema()
 """

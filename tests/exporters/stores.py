@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tests.databases import empty_store
+from tests.databases import emptied
 from tests.factories import posted
 from tests.scenarios import SCENARIOS, Scenario
 from tracestore.shards.batch import from_batch
@@ -26,9 +26,11 @@ _SHARED = frozenset({"group_id", "task_id"})
 
 
 @contextmanager
-def stored(folder: Path, events: Iterable[AnyEvent], *, name: str = "t") -> Iterator[Store]:
+def stored(
+    folder: Path, events: Iterable[AnyEvent], *, name: str = "t", database: str = "sqlite"
+) -> Iterator[Store]:
     """A store with the events in project `p`, each of them accepted."""
-    with Store.open(empty_store(folder / f"{name}.db")) as store:
+    with Store.open(emptied(database, folder / f"{name}.db")) as store:
         outcomes = store.ingest("p", [posted(event) for event in events])
         assert {outcome.status for outcome in outcomes} <= {"stored"}, outcomes
         yield store

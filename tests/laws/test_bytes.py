@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from uuid import uuid4
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,12 +15,6 @@ from tracestore.store import Store
 from tracestore.wire.decode import decode_event
 
 SPACE = st.text(" \t\n\r", max_size=3)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """One file for many examples: each is a project of its own."""
-    return Store.open(f"sqlite:///{tmp_path_factory.mktemp('bytes') / 'store.db'}")
 
 
 @st.composite
@@ -53,6 +46,18 @@ def _array(draw: st.DrawFn, items: list[bytes]) -> bytes:
 @settings(max_examples=60)
 @given(data=st.data())
 def test_a_request_and_each_message_are_read_back_byte_for_byte(shared: Store, data: st.DataObject) -> None:
+    _post_and_read_back(shared, data)
+
+
+@settings(max_examples=12)
+@given(data=st.data())
+def test_a_request_and_each_message_are_read_back_byte_for_byte_on_postgresql(
+    on_postgresql: Store, data: st.DataObject
+) -> None:
+    _post_and_read_back(on_postgresql, data)
+
+
+def _post_and_read_back(store: Store, data: st.DataObject) -> None:
     request, messages = data.draw(requests())
     answer = data.draw(texts())
     project = uuid4().hex
@@ -63,9 +68,9 @@ def test_a_request_and_each_message_are_read_back_byte_for_byte(shared: Store, d
         + answer
         + b"}]}"
     )
-    outcomes = shared.ingest(project, [(decode_event(event), event)])
+    outcomes = store.ingest(project, [(decode_event(event), event)])
     assert [o.status for o in outcomes] == ["stored"]
-    graph = build(shared.load(project, "e"))
+    graph = build(store.load(project, "e"))
     assert graph.calls["c"].request == request
     assert [message.raw for message in context(graph, "c")] == messages
     assert (graph.completions["c", 0].message or b"null") == answer

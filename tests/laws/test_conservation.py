@@ -92,6 +92,18 @@ def test_what_follows_a_completion_whose_call_has_not_come_is_excluded_by_name(
 def test_every_sampled_token_of_a_recorded_episode_is_trained_once_or_has_a_reason(
     recording: Recording, spec: Spec, store: Store, folder: Path
 ) -> None:
+    _post_export_and_check(store, recording, spec, folder)
+
+
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(recording=recordings(), spec=SPECS)
+def test_the_same_holds_for_a_store_on_postgresql(
+    recording: Recording, spec: Spec, on_postgresql: Store, folder: Path
+) -> None:
+    _post_export_and_check(on_postgresql, recording, spec, folder)
+
+
+def _post_export_and_check(store: Store, recording: Recording, spec: Spec, folder: Path) -> None:
     name = f"p{next(_numbers)}"
     store.ingest(name, [posted(event) for event in recording.events])
     manifest = export(store, name, folder / name, spec)

@@ -15,7 +15,6 @@ from sqlalchemy import select
 
 from tests.databases import empty_store
 from tests.factories import posted
-from tests.store.servers import postgresql
 from tests.strategies import deliveries, episodes, split_up
 from tracestore.store import Store, erase
 from tracestore.store import tables as t
@@ -35,12 +34,6 @@ class Killed(Exception):
 @pytest.fixture(scope="module")
 def on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with Store.open(empty_store(tmp_path_factory.mktemp("deletion") / "store.db")) as store:
-        yield store
-
-
-@pytest.fixture(scope="module")
-def on_postgresql() -> Iterator[Store]:
-    with postgresql() as url, Store.open(url) as store:
         yield store
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from tests.strategies import Recording, recordings
 from tracestore.shards.read import open_export
 from tracestore.shards.views import flat_samples
 from tracestore.store.store import Store
+from tracestore.wire.events import AnyEvent
 from tracestore_exporters.export import export
 from tracestore_exporters.spec import Spec
 
@@ -42,9 +43,22 @@ def stores(folder: Path) -> Iterator[tuple[Store, Store]]:
 def test_another_order_of_arrival_gives_the_same_manifest_hash(
     recording: Recording, data: st.DataObject, stores: tuple[Store, Store], folder: Path
 ) -> None:
-    one, two = stores
-    name = f"p{next(_numbers)}"
+    _export_from_both(*stores, recording, data.draw(st.permutations(recording.events)), folder)
+
+
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(recording=recordings(), data=st.data())
+def test_sqlite_and_postgresql_give_the_same_manifest_hash(
+    recording: Recording, data: st.DataObject, stores: tuple[Store, Store], on_postgresql: Store, folder: Path
+) -> None:
     shuffled = data.draw(st.permutations(recording.events))
+    _export_from_both(stores[0], on_postgresql, recording, shuffled, folder)
+
+
+def _export_from_both(
+    one: Store, two: Store, recording: Recording, shuffled: Sequence[AnyEvent], folder: Path
+) -> None:
+    name = f"p{next(_numbers)}"
     one.ingest(name, [posted(event) for event in recording.events])
     for event in shuffled:
         two.ingest(name, [posted(event)])

@@ -22,11 +22,13 @@ Token = tuple[str, int, int, int]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-@pytest.mark.parametrize("is_named", [False, True], ids=["parents_matched", "parents_named"])
-def test_nothing_is_lost_doubled_or_wrong(name: str, is_named: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("is_named", "database"), [(False, "sqlite"), (True, "sqlite"), (False, "postgresql")]
+)
+def test_nothing_is_lost_doubled_or_wrong(name: str, is_named: bool, database: str, tmp_path: Path) -> None:
     scenario = SCENARIOS[name]()
     scenario = scenario.named if is_named else scenario
-    with stored(tmp_path, scenario.events) as store:
+    with stored(tmp_path, scenario.events, database=database) as store:
         export(store, "p", tmp_path / "out", Spec())
         assert verify_export(store, "p", tmp_path / "out").findings == []
     sampled = {

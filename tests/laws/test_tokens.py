@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
@@ -19,22 +18,28 @@ from tracestore.store.runs import unpack_ids
 from tracestore.wire.call import Call
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """One file for many examples: each is a project of its own."""
-    return Store.open(f"sqlite:///{tmp_path_factory.mktemp('tokens') / 'store.db'}")
-
-
 @settings(max_examples=40)
 @given(data=st.data())
 def test_stored_deltas_add_up_to_the_recorded_ids(shared: Store, data: st.DataObject) -> None:
+    _add_up(shared, data)
+
+
+@settings(max_examples=5)
+@given(data=st.data())
+def test_stored_deltas_add_up_to_the_recorded_ids_on_postgresql(
+    on_postgresql: Store, data: st.DataObject
+) -> None:
+    _add_up(on_postgresql, data)
+
+
+def _add_up(store: Store, data: st.DataObject) -> None:
     # A delta that does not say which of several answers it continues has no ids until somebody says.
     recording = data.draw(recordings(may_omit_parents=False))
     project = uuid4().hex
     for batch in data.draw(deliveries(recording.events)):
-        shared.ingest(project, [posted(event) for event in batch])
-    chains = _Chains(shared, project)
-    graph = shared.load_graph(project, "e")
+        store.ingest(project, [posted(event) for event in batch])
+    chains = _Chains(store, project)
+    graph = store.load_graph(project, "e")
     for call_id, truth in recording.prompt_ids.items():
         read = prompt_ids(graph, call_id)
         assert (None if read is None else tuple(read.tolist())) == truth

@@ -18,12 +18,6 @@ from tracestore.store.branches import BranchPath
 from tracestore.wire.events import AnyEvent
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """One file for many examples: each is a project of its own."""
-    return Store.open(f"sqlite:///{tmp_path_factory.mktemp('branches') / 'store.db'}")
-
-
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_branches_of_a_scenario_are_those_of_its_graph(shared: Store, name: str) -> None:
     _compare(shared, [list(SCENARIOS[name]().events)])
@@ -32,7 +26,19 @@ def test_the_branches_of_a_scenario_are_those_of_its_graph(shared: Store, name: 
 @settings(max_examples=60)
 @given(data=st.data())
 def test_the_branches_of_any_episode_are_those_of_its_graph(shared: Store, data: st.DataObject) -> None:
-    _compare(shared, data.draw(deliveries(data.draw(split_up(data.draw(episodes(max_calls=9)))))))
+    _any_episode(shared, data)
+
+
+@settings(max_examples=4)
+@given(data=st.data())
+def test_the_branches_of_any_episode_are_those_of_its_graph_on_postgresql(
+    on_postgresql: Store, data: st.DataObject
+) -> None:
+    _any_episode(on_postgresql, data)
+
+
+def _any_episode(store: Store, data: st.DataObject) -> None:
+    _compare(store, data.draw(deliveries(data.draw(split_up(data.draw(episodes(max_calls=9)))))))
 
 
 def test_a_branch_names_its_messages_from_the_root_on(store: Store) -> None:

@@ -103,7 +103,8 @@ def test_a_database_that_fails_is_not_blamed_on_the_event(
     assert store.snapshot("p") == 0
 
 
-def test_a_full_disk_is_told_to_the_poster_with_what_to_do(store: Store) -> None:
+def test_a_full_disk_is_told_to_the_poster_with_what_to_do(sqlite_store: Store) -> None:
+    store = sqlite_store
     store.ingest("p", [posted(make.gap("before"))])
 
     def fill_up(connection: Any, _record: Any) -> None:

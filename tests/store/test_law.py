@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from uuid import uuid4
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.factories import posted
-from tests.store.servers import postgresql
 from tests.strategies import deliveries, episodes, revised, split_up
 from tracestore.graph.build import build
 from tracestore.graph.context import authors_on_path, context
@@ -21,18 +18,6 @@ from tracestore.store.verify import verify
 from tracestore.wire.episode import Episode
 from tracestore.wire.events import AnyEvent, phase_of, revision_of
 from tracestore.wire.group import Group
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """One file for many examples: each is a project of its own."""
-    return Store.open(f"sqlite:///{tmp_path_factory.mktemp('law') / 'store.db'}")
-
-
-@pytest.fixture(scope="module")
-def on_postgresql() -> Iterator[Store]:
-    with postgresql() as url, Store.open(url) as store:
-        yield store
 
 
 @settings(max_examples=40)

@@ -202,26 +202,33 @@ def test_a_null_that_was_posted_comes_back_as_one(store: Store) -> None:
     assert canonical(encode(got)) == canonical(text)
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store.open(f"sqlite:///{tmp_path_factory.mktemp('load') / 'store.db'}")
-
-
 @settings(max_examples=25)
 @given(data=st.data())
 def test_an_older_snapshot_is_what_was_committed_up_to_it(shared: Store, data: st.DataObject) -> None:
+    _load_an_older_snapshot(shared, data)
+
+
+@settings(max_examples=4)
+@given(data=st.data())
+def test_an_older_snapshot_is_what_was_committed_up_to_it_on_postgresql(
+    on_postgresql: Store, data: st.DataObject
+) -> None:
+    _load_an_older_snapshot(on_postgresql, data)
+
+
+def _load_an_older_snapshot(store: Store, data: st.DataObject) -> None:
     parts = data.draw(split_up(data.draw(episodes(max_calls=4))))
     project = uuid4().hex
     for batch in data.draw(deliveries(parts)):
-        shared.ingest(project, [posted(event) for event in batch])
-    order = _in_commit_order(shared, project, parts)
+        store.ingest(project, [posted(event) for event in batch])
+    order = _in_commit_order(store, project, parts)
     at = data.draw(st.integers(1, len(order)))
     before = [event for event in order[:at] if event.kind != "group"]
     if not before:
         with pytest.raises(NotFound):
-            shared.load(project, "e", snapshot=at)
+            store.load(project, "e", snapshot=at)
         return
-    got = [event for event in shared.load(project, "e", snapshot=at) if event.kind != "group"]
+    got = [event for event in store.load(project, "e", snapshot=at) if event.kind != "group"]
     assert build(got) == build(before)
 
 
@@ -243,16 +250,28 @@ def _in_commit_order(store: Store, project: str, events: list[AnyEvent]) -> list
 def test_requests_and_contexts_are_read_byte_for_byte_without_their_episode(
     shared: Store, data: st.DataObject
 ) -> None:
+    _read_requests_and_contexts(shared, data)
+
+
+@settings(max_examples=4)
+@given(data=st.data())
+def test_requests_and_contexts_are_read_byte_for_byte_without_their_episode_on_postgresql(
+    on_postgresql: Store, data: st.DataObject
+) -> None:
+    _read_requests_and_contexts(on_postgresql, data)
+
+
+def _read_requests_and_contexts(store: Store, data: st.DataObject) -> None:
     events = data.draw(episodes(max_calls=6))
     project = uuid4().hex
-    shared.ingest(project, [posted(event) for event in events])
+    store.ingest(project, [posted(event) for event in events])
     graph = build(merge_phases([event]) for event in events if event.kind != "group")
     for event in events:
         if isinstance(event, Call):
-            assert shared.request(project, event.id) == event.request
+            assert store.request(project, event.id) == event.request
             if event.id in graph.pending:
                 continue
-            assert shared.context(project, event.id) == [m.raw for m in context(graph, event.id)]
+            assert store.context(project, event.id) == [m.raw for m in context(graph, event.id)]
 
 
 def test_what_is_not_there_is_said_to_be_missing(store: Store, tmp_path: Path) -> None:
@@ -273,7 +292,8 @@ def test_the_group_comes_with_the_episodes_that_name_it(store: Store) -> None:
     assert store.load_graph("p", "e").group == events[0]
 
 
-def test_message_text_is_a_function_of_our_connections(store: Store) -> None:
+def test_message_text_is_a_function_of_our_connections_to_sqlite(sqlite_store: Store) -> None:
+    store = sqlite_store
     store.ingest("p", [posted(call("c0", [user("héllo"), Raw(rb'{"role":"tool","content":"\ud83d"}')]))])
     with store.read() as connection:
         rows = connection.execute(

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from tests import factories as make
+from tests.databases import DATABASES, store_on
 from tests.factories import answer, call, completion, posted, user
 from tracestore.graph.build import build
 from tracestore.graph.merge import merge
@@ -23,12 +24,6 @@ from tracestore.wire.call import Attempt, Call, CallError, Policy, Usage
 from tracestore.wire.completion import CompletionBody, VersionRun
 from tracestore.wire.decode import decode_event
 from tracestore.wire.events import AnyEvent
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One file for all tests: each has a project of its own."""
-    return f"sqlite:///{tmp_path_factory.mktemp('phases') / 'store.db'}"
 
 
 @dataclass(frozen=True)
@@ -51,9 +46,10 @@ class Project:
         return verify(self.store, self.name).problems
 
 
-@pytest.fixture(scope="module")
-def shared(url: str) -> Iterator[Store]:
-    with Store.open(url) as opened:
+@pytest.fixture(scope="module", params=DATABASES)
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """One for all tests: each has a project of its own."""
+    with store_on(request.param, tmp_path_factory.mktemp("phases") / "store.db") as opened:
         yield opened
 
 
@@ -65,7 +61,7 @@ def project(shared: Store) -> Project:
 @contextmanager
 def another_process(project: Project) -> Iterator[Project]:
     """The project as one sees it who remembers nothing."""
-    with Store.open(str(project.store.engine.url)) as store:
+    with Store.open(project.store.engine.url.render_as_string(hide_password=False)) as store:
         yield Project(store, project.name)
 
 

@@ -76,7 +76,8 @@ def _events(number: int) -> list[Any]:
     ]
 
 
-def test_no_statement_reads_a_whole_table(store: Store) -> None:
+def test_no_statement_reads_a_whole_table(sqlite_store: Store) -> None:
+    store = sqlite_store
     for number in range(3):
         store.ingest("p", [posted(one) for one in _events(number)])
     with statements(store.engine) as seen:

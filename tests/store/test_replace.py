@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -24,14 +23,6 @@ from tracestore.store.schema import view_statements
 from tracestore.store.verify import verify
 from tracestore.wire.events import AnyEvent
 
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """One file for many examples: each is a project of its own."""
-    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('replace') / 'store.db'}") as opened:
-        yield opened
-
-
 # Its own numbers, the order in which things came, and what is counted in that order.
 _OWN_NUMBERS = ("content_id", "message_id", "position", "new_prompt_tokens", "seq")
 
@@ -41,14 +32,26 @@ _OWN_NUMBERS = ("content_id", "message_id", "position", "new_prompt_tokens", "se
 def test_every_view_shows_what_it_would_if_only_the_newest_had_come(
     shared: Store, data: st.DataObject
 ) -> None:
+    _compare_views(shared, data)
+
+
+@settings(max_examples=2)
+@given(data=st.data())
+def test_every_view_shows_what_it_would_if_only_the_newest_had_come_on_postgresql(
+    on_postgresql: Store, data: st.DataObject
+) -> None:
+    _compare_views(on_postgresql, data)
+
+
+def _compare_views(store: Store, data: st.DataObject) -> None:
     told = data.draw(revised(data.draw(split_up(data.draw(episodes(max_calls=4))))))
     seen = []
     for batches in (data.draw(deliveries(told)), [newest(told)]):
         project = uuid4().hex
         for batch in batches:
-            outcomes = shared.ingest(project, [posted(event) for event in batch])
+            outcomes = store.ingest(project, [posted(event) for event in batch])
             assert [outcome.problem for outcome in outcomes if outcome.problem] == []
-        seen.append(_views(shared, project))
+        seen.append(_views(store, project))
     assert seen[0] == seen[1]
 
 

@@ -6,6 +6,7 @@ from tests import factories as make
 from tests.factories import assistant, call, posted, user
 from tracestore.store import Store
 from tracestore.store.stats import stats
+from tracestore.store.tables import metadata
 
 
 def spelled(message: object) -> int:
@@ -34,11 +35,20 @@ def test_bytes_posted_count_a_message_once_for_every_call_that_spelled_it_out(st
     assert facts["by_project"]["p"]["calls"] == facts["calls"] == 3
 
 
-def test_every_table_is_there_and_the_bytes_of_all_are_those_of_the_file(store: Store) -> None:
-    store.ingest("p", [posted(make.episode())])
+def test_every_table_is_there_with_its_rows_and_bytes(store: Store) -> None:
+    store.ingest("p", [posted(event) for event in (make.episode(), call("c0", [user("u")], "a"))])
     with store.read() as connection:
         facts = stats(connection)
-    assert facts["tables"]["episode"]["rows"] == 1
+    assert facts["tables"].keys() == metadata.tables.keys()
+    assert [facts["tables"][name]["rows"] for name in ("episode", "raw_event", "tool_call")] == [1, 2, 0]
+    for name in ("episode", "raw_event", "content", "node"):
+        assert facts["tables"][name]["bytes"] >= 4096, name
+    assert sum(table["bytes"] for table in facts["tables"].values()) < facts["database_bytes"]
+
+
+def test_the_bytes_of_all_tables_are_those_of_the_file(sqlite_store: Store) -> None:
+    with sqlite_store.read() as connection:
+        facts = stats(connection)
     # Beside our tables lie only SQLite's own: its schema and the statistics of the planner.
     assert 0.8 < sum(table["bytes"] for table in facts["tables"].values()) / facts["database_bytes"] < 1
 

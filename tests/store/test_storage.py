@@ -80,8 +80,9 @@ def _ingest(store: Store, events: Iterable[AnyEvent]) -> int:
 
 
 @pytest.fixture
-def grown(store: Store) -> Store:
+def grown(sqlite_store: Store) -> Store:
     """A store that has learnt what its contents are like: it does so once, in a thread."""
+    store = sqlite_store
     for number in range(20):
         _ingest(store, _steps(100, episode=f"before{number}"))
         with store.read() as connection:

@@ -10,7 +10,7 @@ from sqlalchemy import table as sql_table
 
 from tracestore.errors import TracestoreError
 from tracestore.store.engine import NoStore
-from tracestore.store.tables import REVISION, metadata
+from tracestore.store.tables import PARTITIONS, REVISION, metadata
 
 VERSION = select(column("version_num", Text)).select_from(sql_table("alembic_version")).scalar_subquery()
 """The revision of a database, as a value of a query."""
@@ -49,9 +49,20 @@ def create(connection: Connection) -> None:
     for table in metadata.tables.values():
         table.to_metadata(fresh)
     fresh.create_all(connection)
+    _make_partitions(connection)
     replace_views(connection)
     make_version_table(connection)
     connection.execute(text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": REVISION})
+
+
+def _make_partitions(connection: Connection) -> None:
+    if connection.dialect.name != "postgresql":
+        return
+    for table in metadata.tables.values():
+        if table.dialect_kwargs.get("postgresql_partition_by"):
+            for number in range(PARTITIONS):
+                of = f"PARTITION OF {table.name} FOR VALUES WITH (MODULUS {PARTITIONS}, REMAINDER {number})"
+                connection.execute(text(f"CREATE TABLE {table.name}_{number} {of}"))
 
 
 def make_version_table(connection: Connection) -> None:

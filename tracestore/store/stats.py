@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -143,18 +143,26 @@ def _add_contexts(connection: Connection, found: defaultdict[int, int]) -> None:
     """The messages that each call spelled out, read one episode at a time."""
     n, c, content = t.node.c, t.call.c, t.content.c
     in_content = (content.project_id == n.project_id) & (content.key == n.content_key)
-    nodes = _streamed(
-        connection,
+    nodes = (
         select(n.project_id, n.episode_key, n.key, n.parent_key, n.depth, content.size)
         .select_from(t.node.join(t.content, in_content))
-        .order_by(n.project_id, n.episode_key),
+        .order_by(n.project_id, n.episode_key)
     )
-    calls = _streamed(
-        connection,
+    calls = (
         select(c.project_id, c.episode_key, c.prompt_node_key, c.own_messages)
         .where(c.prompt_node_key.is_not(None))
-        .order_by(c.project_id, c.episode_key),
+        .order_by(c.project_id, c.episode_key)
     )
+    in_hand = {"yield_per": _AT_ONCE}
+    # Nodes after the last call are not read, so their cursor must be closed.
+    with (
+        connection.execute(nodes, execution_options=in_hand) as some_nodes,
+        connection.execute(calls, execution_options=in_hand) as some_calls,
+    ):
+        _add_episodes(some_nodes, some_calls, found)
+
+
+def _add_episodes(nodes: Iterable[Any], calls: Iterable[Any], found: defaultdict[int, int]) -> None:
     place = attrgetter("project_id", "episode_key")
     episodes = groupby(nodes, key=place)
     current: tuple[int, int] = (-1, -1)
@@ -164,10 +172,6 @@ def _add_contexts(connection: Connection, found: defaultdict[int, int]) -> None:
             current, rows = next(episodes)
         assert current == here, "a call stands at a node of its own episode"
         found[here[0]] += _spelled_out(rows, asked)
-
-
-def _streamed(connection: Connection, query: Any) -> Iterator[Row[Any]]:
-    return iter(connection.execute(query.execution_options(yield_per=_AT_ONCE)))
 
 
 def _spelled_out(nodes: Iterator[Row[Any]], calls: Iterator[Row[Any]]) -> int:
@@ -198,12 +202,22 @@ def _before(parents: Mapping[int, int | None], node: int, num_messages: int | No
 # Bytes of the database
 
 
+_POSTGRESQL_BYTES = """
+SELECT c.relname, sum(pg_total_relation_size(part.relid))
+  FROM pg_class c CROSS JOIN LATERAL pg_partition_tree(c.oid) part
+ WHERE c.relkind = 'p' AND c.relnamespace = current_schema()::regnamespace
+ GROUP BY c.relname
+UNION ALL
+SELECT relname, pg_total_relation_size(oid)
+  FROM pg_class
+ WHERE relkind = 'r' AND NOT relispartition AND relnamespace = current_schema()::regnamespace
+"""
+
+
 def _table_bytes(connection: Connection) -> dict[str, int] | None:
     """Bytes of each table with its indexes; None where this build of SQLite cannot tell."""
     if connection.dialect.name != "sqlite":
-        names = "SELECT relname, pg_total_relation_size(oid) FROM pg_class WHERE relkind IN ('r', 'p')"
-        here = f"{names} AND relnamespace = current_schema()::regnamespace"
-        return {name: int(size) for name, size in connection.execute(text(here))}
+        return {name: int(size) for name, size in connection.execute(text(_POSTGRESQL_BYTES))}
     compiled = connection.execute(text("PRAGMA compile_options")).scalars()
     if "ENABLE_DBSTAT_VTAB" not in set(compiled):
         return None

@@ -39,8 +39,16 @@ from sqlalchemy.schema import SchemaItem
 
 from tracestore.store.types import ExactText
 
-REVISION = "0006"
+REVISION = "0007"
 """Migration that makes exactly these tables; `tracestore_migrations` has it as its head."""
+
+PARTITIONS = 8
+"""Parts of a large table on PostgreSQL, where each project lies in one: its rows, its indexes, its vacuum.
+
+Large are here only tables to which little or nothing refers. PostgreSQL takes several times as long to check
+a reference to a partitioned table, and contents, nodes and calls are referred to often: with them in parts
+too, storing a call took 2.5 to 3 times the server's CPU (benchmarks/RESULTS.md, "PostgreSQL").
+"""
 
 KEY_BITS = 40
 """Bits of a key below the project's number: 2^40 rows for each of 2^23 projects."""
@@ -55,8 +63,15 @@ metadata = MetaData(
 )
 
 
-def _table(name: str, *items: SchemaItem | list[SchemaItem], rowid: bool = True) -> Table:
-    """A table of one project. `rowid=False` clusters narrow rows by their primary key on SQLite."""
+def _table(
+    name: str, *items: SchemaItem | list[SchemaItem], rowid: bool = True, is_large: bool = False
+) -> Table:
+    """A table of one project.
+
+    Args:
+        rowid: False clusters narrow rows by their primary key on SQLite.
+        is_large: PostgreSQL keeps its rows in PARTITIONS parts, by project.
+    """
     flat = [part for item in items for part in (item if isinstance(item, list) else [item])]
     return Table(
         name,
@@ -65,6 +80,7 @@ def _table(name: str, *items: SchemaItem | list[SchemaItem], rowid: bool = True)
         *flat,
         ForeignKeyConstraint(["project_id"], ["project.project_id"]),
         sqlite_with_rowid=rowid,
+        postgresql_partition_by="HASH (project_id)" if is_large else None,
     )
 
 
@@ -277,6 +293,7 @@ raw_event = _table(
     Index("ix_raw_event_episode", "project_id", "episode_key", "pos"),
     CheckConstraint("length(text_hash) = 16", name="text_hash_has_16_bytes"),
     rowid=False,
+    is_large=True,
 )
 
 # --- Bytes, stored once per project ----------------------------------------------------------------
@@ -456,6 +473,7 @@ token_run = _table(
     Column("logprobs_dictionary_key", BigInteger),
     _one_of("logprobs_dtype", "float32", "float64"),
     CheckConstraint("length(ids) % 4 = 0", name="ids_are_int32"),
+    is_large=True,
 )
 
 call = _table(
@@ -592,6 +610,7 @@ version_run = _table(
     Column("version", BigInteger, nullable=False),
     PrimaryKeyConstraint("project_id", "completion_key", "position"),
     rowid=False,
+    is_large=True,
 )
 
 # A tool use: as the model sampled it (`position` among the uses of its message), as it was executed
@@ -620,6 +639,7 @@ tool_call = _table(
     CheckConstraint("id IS NOT NULL OR position IS NOT NULL", name="sampled_or_executed"),
     Index("ix_tool_call_call", "project_id", "call_key"),
     Index("ix_tool_call_episode", "project_id", "episode_key"),
+    is_large=True,
 )
 
 # --- What happened to contexts ---------------------------------------------------------------------
@@ -705,6 +725,7 @@ edge = _table(
     _some_index("ix_edge_context_edit", "context_edit_key"),
     Index("ix_edge_episode", "project_id", "episode_key"),
     rowid=False,
+    is_large=True,
 )
 
 # --- Candidates and rewards ------------------------------------------------------------------------

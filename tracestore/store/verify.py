@@ -11,11 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from sqlalchemy import Connection, Table, func, select, text
+from sqlalchemy import (
+    CompoundSelect,
+    Connection,
+    Table,
+    bindparam,
+    exists,
+    func,
+    literal,
+    select,
+    text,
+    union_all,
+)
 
 from tracestore.graph.build import build
 from tracestore.graph.context import context
@@ -236,16 +248,26 @@ class _Checker:
         return after + 1, 1, findings
 
     def foreign_keys(self, after: int) -> _Piece:
-        """SQLite can be told to look the other way; PostgreSQL cannot."""
+        """Both databases can be told to look the other way, as a deletion does."""
         names = sorted(t.metadata.tables)
-        if self._connection.dialect.name != "sqlite" or after + 1 == len(names):
+        if after + 1 == len(names):
             return None, 0, []
+        if self._connection.dialect.name != "sqlite":
+            return after + 1, 1, list(self._open_references(t.metadata.tables[names[after + 1]]))
         rows = self._connection.execute(text(f"PRAGMA foreign_key_check({names[after + 1]})"))
         findings = [
             Finding("foreign_key", f"{table} row {rowid}", f"refers to no row of {parent}")
             for table, rowid, parent, _ in rows
         ]
         return after + 1, 1, findings
+
+    def _open_references(self, table: Table) -> Iterator[Finding]:
+        search = _search_of_open_references(table)
+        if search is None:
+            return
+        for parent, *key in self._connection.execute(search, {"here": self._project_id}):
+            place = f"{table.name} {', '.join(map(str, key))}"
+            yield Finding("foreign_key", place, f"refers to no row of {parent}")
 
     def episodes(self, after: int) -> _Piece:
         """What is derived and stored is what the events give when derived again."""
@@ -271,6 +293,26 @@ class _Checker:
         stored = _Stored(self._connection, self._project_id, key)
         for name, detail in stored.differences(graph):
             yield Finding(name, f"episode {id_}", detail)
+
+
+@cache
+def _search_of_open_references(table: Table) -> CompoundSelect[Any] | None:
+    """A query, with the project as `here`: (table referred to, *key of a row that refers to no row of it)."""
+    names = [column for column in table.primary_key.columns if column.name != "project_id"]
+    searches = []
+    for constraint in table.foreign_key_constraints:
+        target = constraint.referred_table.alias()
+        pairs = [(one.parent, target.c[one.column.name]) for one in constraint.elements]
+        if len(pairs) == 1:
+            continue  # The project itself is there: it was looked up.
+        searches.append(
+            select(literal(constraint.referred_table.name), *names).where(
+                table.c.project_id == bindparam("here"),
+                *(here.is_not(None) for here, _ in pairs),
+                ~exists().where(*(here == there for here, there in pairs)),
+            )
+        )
+    return union_all(*searches) if searches else None
 
 
 class _Stored:
