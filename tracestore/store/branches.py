@@ -15,6 +15,7 @@ from sqlalchemy import BigInteger, Connection, Select, bindparam, select
 
 from tracestore.graph.model import CompletionKey
 from tracestore.store import tables as t
+from tracestore.store.lookup import driver_rows
 
 
 class BranchPath(NamedTuple):
@@ -77,10 +78,7 @@ class _Episode:
         self._written: dict[int, tuple[CompletionKey, ...]] = {}
 
     def _rows(self, query: Select[Any]) -> list[tuple[Any, ...]]:
-        with self._connection.execute(query, self._here) as result:
-            # As the driver gives them: SQLAlchemy's rows of so many take longer than all else.
-            assert result.cursor is not None
-            return list(result.cursor.fetchall())
+        return driver_rows(self._connection, query, self._here)
 
     @cached_property
     def _first(self) -> dict[int, int]:
