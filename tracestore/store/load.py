@@ -80,11 +80,59 @@ def load_events(
     loader = _Loader(connection, project_id)
     loader.add(_up_to(snapshot, connection, project_id, query))
     if kinds is None:
-        group_key = loader.group_key(episode_key)
-        if group_key is not None:
-            group = _raw_events(project_id).where(raw.entity_key == group_key)
-            loader.add(_up_to(snapshot, connection, project_id, group))
+        _add_group(loader, connection, project_id, episode_key, snapshot=snapshot)
     return loader.events()
+
+
+def load_head(connection: Connection, project_id: int, episode_key: int, *, most: int) -> list[AnyEvent]:
+    """What `load_events` gives of the first `most` events of an episode, and of its own wherever they lie."""
+    raw = t.raw_event.c
+    of_episode = (raw.project_id == project_id, raw.episode_key == episode_key)
+    last = connection.execute(
+        select(raw.pos).where(*of_episode).order_by(raw.pos).offset(most - 1).limit(1)
+    ).scalar()
+    if last is None:
+        return load_events(connection, project_id, episode_key)
+    loader = _Loader(connection, project_id)
+    loader.add(
+        connection.execute(_raw_events(project_id).where(raw.episode_key == episode_key, raw.pos <= last))
+    )
+    own = _raw_events(project_id).where(raw.entity_key == episode_key, raw.pos > last)
+    loader.add(connection.execute(own))
+    _add_group(loader, connection, project_id, episode_key)
+    return loader.events()
+
+
+def load_call(connection: Connection, project_id: int, call_key: int) -> list[AnyEvent]:
+    """The events of one call: its own, its completions', its tool calls'."""
+    raw, answer, said, tool = t.raw_event.c, t.completion.c, t.completion_event.c, t.tool_call.c
+    answers = (
+        select(said.key)
+        .join(t.completion, (answer.project_id == said.project_id) & (answer.key == said.completion_key))
+        .where(answer.project_id == project_id, answer.call_key == call_key)
+    )
+    tools = select(tool.key).where(
+        tool.project_id == project_id, tool.call_key == call_key, tool.id.is_not(None)
+    )
+    keys = [call_key, *connection.execute(answers).scalars(), *connection.execute(tools).scalars()]
+    loader = _Loader(connection, project_id)
+    rows = [
+        row
+        for chunk in chunks(keys)
+        for row in connection.execute(_raw_events(project_id).where(raw.entity_key.in_(chunk)))
+    ]
+    loader.add(sorted(rows, key=lambda row: row.first_pos or row.pos))
+    return loader.events()
+
+
+def _add_group(
+    loader: _Loader, connection: Connection, project_id: int, episode_key: int, *, snapshot: int | None = None
+) -> None:
+    """Add the group that the episode's own events name."""
+    group_key = loader.group_key(episode_key)
+    if group_key is not None:
+        group = _raw_events(project_id).where(t.raw_event.c.entity_key == group_key)
+        loader.add(_up_to(snapshot, connection, project_id, group))
 
 
 def load_entity(
