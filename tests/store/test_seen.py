@@ -8,8 +8,9 @@ from uuid import uuid4
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, event, select
+from sqlalchemy import Connection, select
 
+from tests.databases import machine_steps
 from tests.factories import agent, call, posted, user
 from tests.scenarios import SCENARIOS
 from tests.strategies import deliveries, episodes, split_up
@@ -34,7 +35,7 @@ def test_what_the_calls_of_a_scenario_saw_is_what_its_graph_says(shared: Store, 
     check(shared, [list(SCENARIOS[name]().events)])
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_what_the_calls_of_any_episode_saw_is_what_its_graph_says(shared: Store, data: st.DataObject) -> None:
     check(shared, data.draw(deliveries(data.draw(split_up(data.draw(episodes(max_calls=9)))))))
@@ -84,28 +85,8 @@ def test_the_rest_of_its_episode_costs_a_context_nothing(store: Store) -> None:
         for n in range(3)
     ]
     store.ingest("p", [posted(one) for one in steps])
-    few = steps_taken(store, "c2")
+    few = machine_steps(store, lambda: seen(store, "c2"))
     others = [call(f"o{n}", [user(f"o{n}")], "b", agent=f"other{n % 9}") for n in range(200)]
     store.ingest("p", [posted(one) for one in [*(agent(f"other{n}") for n in range(9)), *others]])
     # An index of more rows may be a page deeper.
-    assert steps_taken(store, "c2") <= 1.1 * few
-
-
-def steps_taken(store: Store, call_id: str) -> int:
-    """Steps of SQLite's machine that a context takes, in tens."""
-    steps = 0
-
-    def count() -> int:
-        nonlocal steps
-        steps += 1
-        return 0
-
-    def watch(driver: object, *_: object) -> None:
-        driver.set_progress_handler(count, 10)  # type: ignore[attr-defined]
-
-    event.listen(store.engine, "checkout", watch)
-    try:
-        seen(store, call_id)
-    finally:
-        event.remove(store.engine, "checkout", watch)
-    return steps
+    assert machine_steps(store, lambda: seen(store, "c2")) <= 1.1 * few
