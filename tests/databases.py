@@ -1,5 +1,4 @@
-"""Empty stores, copied from one that is made once (the schema alone takes a third of a second), and what is in
-them: the log, and what reading costs."""
+"""Empty stores, copied from one made once (the schema alone takes a third of a second); what reading costs."""
 
 from __future__ import annotations
 
