@@ -1,9 +1,9 @@
 """How fast a store of a million messages answers: contexts, trees, lists, branches and every view, in ms.
 
-    python benchmarks/query.py [--messages N] [--rounds N] [--no-postgres]
+    python benchmarks/query.py [--messages N] [--rounds N] [--clean] [--make] [--no-views] [--no-postgres]
 
 The store is that of `query_store.py`; it is kept in the system's folder for temporary files (TMPDIR) and made
-anew when that module or the schema changes. The last line of the output is one JSON object, what is going on
+anew when that module or a table changes. The last line of the output is one JSON object, what is going on
 is told on stderr.
 """
 
@@ -20,22 +20,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import query_store
-from query_store import BRANCHES, LONG_CALL, PROJECT, RARE, TREE, Sizes
+from query_store import BRANCHES, POISON, PROJECT, RARE, TREE, Sizes, long_call
 from sqlalchemy import Connection
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.schema import CreateIndex, CreateTable
 from storage import stored_over_unique
 
 from tracestore.errors import TracestoreError
 from tracestore.store import Store
 from tracestore.store import tables as t
 from tracestore.store.duck import run_sql
-from tracestore.store.schema import view_statements
+from tracestore.store.engine import connect, writer
+from tracestore.store.schema import replace_views, set_plan_statistics, view_statements
 from tracestore_api.lists import (
     AgentPage,
     CallPage,
@@ -58,7 +62,7 @@ FILTERS: dict[str, dict[str, Any]] = {
     "split": {"split": "eval"},
     "task": {"task_id": "task-3"},
     "rare_status": {"status": RARE},
-    "rare_task": {"task_id": "rare"},
+    "rare_task": {"task_id": RARE},
     "rare_start": {"started_from": 1_999_000_000_000_000_000},
 }
 """Pages of the listing. The rare ones hold one episode, the last of all."""
@@ -66,22 +70,29 @@ FILTERS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     args = _arguments()
-    sizes = Sizes(args.messages)
+    sizes = Sizes(args.messages, is_clean=args.clean)
     file = _sqlite(sizes)
+    if args.make:
+        if args.postgres:
+            with _postgresql(file):
+                pass
+        return
+    views = () if args.no_views else tuple(view_statements())
     result: Figures = {
         "date": time.strftime("%Y-%m-%d"),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "messages": sizes.messages,
+        "poison": [] if sizes.is_clean else list(POISON),
         "tree_calls": sizes.tree_calls,
         "branch_calls": sizes.branch_calls,
         "episodes": sizes.episodes,
         "load_average_before": round(os.getloadavg()[0], 2),
-        "sqlite": _figures(f"sqlite:///{file}", num_rounds=args.rounds),
+        "sqlite": _figures(f"sqlite:///{file}", sizes, num_rounds=args.rounds, views=views),
     }
     if args.postgres:
         with _postgresql(file) as url:
-            result["postgresql"] = _figures(url, num_rounds=args.rounds)
+            result["postgresql"] = _figures(url, sizes, num_rounds=args.rounds, views=views)
     result["load_average_after"] = round(os.getloadavg()[0], 2)
     print(json.dumps(result))
 
@@ -90,10 +101,14 @@ def main() -> None:
 
 
 def _folder(sizes: Sizes) -> Path:
-    """Where the stores of one size are kept."""
-    source = Path(query_store.__file__).read_bytes() + t.REVISION.encode()
-    name = f"tracestore-query-{hashlib.sha256(source).hexdigest()[:12]}-{sizes.messages}"
-    folder = Path(tempfile.gettempdir()) / name
+    """Where the stores of one size are kept while they are made in the same way, of the same tables."""
+    made_of = Path(query_store.__file__).read_text() + "".join(
+        str(statement.compile(dialect=sqlite.dialect()))
+        for table in t.metadata.tables.values()
+        for statement in (CreateTable(table), *map(CreateIndex, sorted(table.indexes, key=str)))
+    )
+    name = f"tracestore-query-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}-{sizes.messages}"
+    folder = Path(tempfile.gettempdir()) / (f"{name}-clean" if sizes.is_clean else name)
     folder.mkdir(exist_ok=True)
     return folder
 
@@ -104,7 +119,17 @@ def _sqlite(sizes: Sizes) -> Path:
         with tempfile.TemporaryDirectory(dir=file.parent) as making:
             query_store.make(Path(making) / "store.db", sizes)
             (Path(making) / "store.db").rename(file)
+    _refresh(f"sqlite:///{file}")
     return file
+
+
+def _refresh(url: str) -> None:
+    """What holds no rows becomes that of this version."""
+    engine = connect(url, create=False)
+    with writer(engine).begin() as connection:
+        replace_views(connection)
+        set_plan_statistics(connection)
+    engine.dispose()
 
 
 @contextmanager
@@ -121,6 +146,7 @@ def _postgresql(file: Path) -> Iterator[str]:
         if not is_made.exists():
             query_store.copy_to_postgresql(file, server.get_uri())
             is_made.touch()
+        _refresh(server.get_uri())
         yield server.get_uri()
     finally:
         server.cleanup()
@@ -129,21 +155,25 @@ def _postgresql(file: Path) -> Iterator[str]:
 # --- Measures -----------------------------------------------------------------------------------------------
 
 
-def _figures(url: str, *, num_rounds: int) -> Figures:
+def _figures(url: str, sizes: Sizes, *, num_rounds: int, views: Iterable[str]) -> Figures:
     with Store.open(url, create=False) as store:
+        contexts = {
+            poison: _median_ms(partial(store.context, PROJECT, long_call(poison)), 10 * num_rounds)
+            for poison in (None, *([] if sizes.is_clean else POISON))
+        }
         found: Figures = {
-            "context_1000_p50_ms": _median_ms(lambda: store.context(PROJECT, LONG_CALL), 10 * num_rounds),
+            "context_1000_p50_ms": contexts.pop(None),
+            "context_with_poison_p50_ms": contexts,
             **_trees(store, num_rounds),
             **_lists(store, num_rounds),
             "branches_per_s": _branches_per_s(store),
         }
-        found["views_ms"] = {view: _view_ms(store, view) for view in view_statements()}
+        found["views_ms"] = {view: _view_ms(store, view) for view in views}
     found["duckdb_context_1000_ms"] = _duckdb_ms(
-        url, f"SELECT position, role, preview FROM contexts WHERE call_id = '{LONG_CALL}' ORDER BY position"
+        url, f"SELECT position, role, preview FROM contexts WHERE call_id = '{long_call()}' ORDER BY position"
     )
     found["duckdb_views_ms"] = {
-        view: _duckdb_ms(url, f"SELECT * FROM {view} WHERE episode_id = '{EPISODE}'")
-        for view in view_statements()
+        view: _duckdb_ms(url, f"SELECT * FROM {view} WHERE episode_id = '{EPISODE}'") for view in views
     }
     found["stored_over_unique"] = stored_over_unique(url)
     for name, value in found.items():
@@ -239,6 +269,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--messages", type=int, default=1_000_000, help="messages of the rollouts")
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured, in fives")
+    parser.add_argument("--clean", action="store_true", help="no poisoned message in the store")
+    parser.add_argument("--make", action="store_true", help="make the stores and measure nothing")
+    parser.add_argument("--no-views", action="store_true", help="measure no view")
     parser.add_argument("--no-postgres", dest="postgres", action="store_false", help="measure SQLite alone")
     return parser.parse_args()
 

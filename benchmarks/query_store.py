@@ -3,7 +3,8 @@
 Every shape is ingested once through `Store.ingest`. Then whole episodes are written again under other ids and
 at later times: rows of other keys and positions that refer to the same contents, which is what the committer
 writes when somebody posts the same rollouts under new names (a test holds the two against each other). For
-PostgreSQL the finished rows are copied over.
+PostgreSQL the finished rows are copied over. Every shape holds messages that no column can hold or that are
+thousands of times as long as others, for they are to slow down nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tracestore.store.tables import metadata
 from tracestore.wire.decode import decode_body
 
 PROJECT = "default"
-LONG_CALL, TREE, RARE = "bench-long-499", "bench-tree", "cancelled"
+TREE, RARE = "bench-tree", "cancelled"
 BRANCHES = "bench-beam"
 SECOND_NS = 10**9
 
@@ -49,6 +50,22 @@ _POSITIONS = {"pos", "end_pos", "first_pos"}
 
 Event = dict[str, Any]
 
+POISON: dict[str, Event] = {
+    "a lone surrogate": {"role": "user", "content": "\ud800 alone"},
+    "NUL": {"role": "user", "content": "before\0after"},
+    "10 MB": {"role": "user", "content": "x" * 10_000_000},
+}
+_CALLS_OF_THE_LONG = 500
+
+
+def long_call(poison: str | None = None) -> str:
+    """The call that sees 1,000 messages, or 1,001 with a poisoned one among them."""
+    return f"{_long(poison)}-{_CALLS_OF_THE_LONG - 1}"
+
+
+def _long(poison: str | None) -> str:
+    return "bench-long" if poison is None else f"bench-long with {poison}"
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -56,6 +73,8 @@ class Sizes:
 
     messages: int
     """Of rollouts of 66 calls, not counting the other shapes."""
+    is_clean: bool = False
+    """Whether there is no poisoned message."""
 
     @property
     def tree_calls(self) -> int:
@@ -73,11 +92,14 @@ class Sizes:
 
 def make(file: Path, sizes: Sizes) -> None:
     """Write a store of all shapes into a new file."""
-    for shape in (long_episode(), tree(sizes.tree_calls), beams(sizes.branch_calls)):
-        ingest(file, shape)
+    poison = {} if sizes.is_clean else POISON
+    for kind in (None, *poison):
+        ingest(file, long_episode(kind))
+    ingest(file, tree(sizes.tree_calls, list(poison.values())))
+    ingest(file, beams(sizes.branch_calls, list(poison.values())))
     rollouts = written(file, lambda: _ingest_rollouts(file))
     multiply(file, rollouts, copies=_copies(sizes.messages, rollouts.num_nodes))
-    episodes = written(file, lambda: ingest(file, listed()))
+    episodes = written(file, lambda: ingest(file, listed(list(poison.values()))))
     multiply(file, episodes, copies=_copies(sizes.episodes, _EPISODES_OF_A_LIST))
     # At the end of the list: a filter for it looks through everything that has no index.
     ingest(file, [_event("episode", "bench-rare", status=RARE, task_id=RARE, started_at=_LAST_NS)])
@@ -91,17 +113,19 @@ def _copies(wanted: int, have: int) -> int:
 # --- The shapes ---------------------------------------------------------------------------------------------
 
 
-def long_episode(num_calls: int = 500) -> Iterator[Event]:
-    """One agent whose last call sees 2 * num_calls messages."""
-    yield _event("episode", "bench-long")
-    yield _event("agent", "bench-long-main", episode_id="bench-long", role="main")
-    for number in range(num_calls):
+def long_episode(poison: str | None = None) -> Iterator[Event]:
+    """One agent whose last call sees 1,000 messages, and a poisoned one."""
+    episode = _long(poison)
+    yield _event("episode", episode)
+    yield _event("agent", f"{episode}-main", episode_id=episode, role="main")
+    for number in range(_CALLS_OF_THE_LONG):
         new = [_said("user", f"step {number}", 900)]
         if number == 0:
             new.insert(0, _said("system", "You work alone.", 3000))
+            new += [] if poison is None else [POISON[poison]]
         yield _call(
-            "bench-long",
-            "bench-long-main",
+            episode,
+            f"{episode}-main",
             number,
             new,
             parent=number - 1 if number else None,
@@ -109,8 +133,8 @@ def long_episode(num_calls: int = 500) -> Iterator[Event]:
         )
 
 
-def tree(num_calls: int) -> Iterator[Event]:
-    """One episode: a main agent and its subagents, each of 32 calls."""
+def tree(num_calls: int, first: Sequence[Event] = ()) -> Iterator[Event]:
+    """One episode: a main agent and its subagents, each of 32 calls; its first call sees `first` too."""
     yield _event("episode", TREE)
     for start in range(0, num_calls, _CALLS_OF_AN_AGENT):
         agent = f"{TREE}-agent-{start // _CALLS_OF_AN_AGENT:05d}"
@@ -121,14 +145,15 @@ def tree(num_calls: int) -> Iterator[Event]:
                 TREE,
                 agent,
                 number,
-                [_said("user", f"step {number}", 80)],
+                [*([] if number else first), _said("user", f"step {number}", 80)],
                 parent=number - 1 if number > start else None,
                 answers=[_said("assistant", f"answer {number}", 80)],
             )
 
 
-def beams(num_calls: int) -> Iterator[Event]:
-    """A group of 16 episodes, each a beam search of width 8 that goes on from the better of two answers."""
+def beams(num_calls: int, first: Sequence[Event] = ()) -> Iterator[Event]:
+    """A group of 16 episodes, each a beam search of width 8 that goes on from the better of two answers; the
+    first call of each sees `first` too."""
     yield _event("group", BRANCHES, size=_BEAM_EPISODES)
     for index in range(_BEAM_EPISODES):
         episode = f"{BRANCHES}-{index:02d}"
@@ -139,14 +164,14 @@ def beams(num_calls: int) -> Iterator[Event]:
                 episode,
                 f"{episode}-main",
                 number,
-                [_said("user", f"step {index} {number}", 60)],
+                [*([] if number else first), _said("user", f"step {index} {number}", 60)],
                 parent=number - _BEAM if number >= _BEAM else None,
                 answers=[_said("assistant", f"answer {index} {number} {one}", 60) for one in range(2)],
             )
 
 
-def listed() -> Iterator[Event]:
-    """Twenty short episodes in five groups."""
+def listed(asked: Sequence[Event] = ()) -> Iterator[Event]:
+    """Twenty short episodes in five groups; one failed and was `asked` more than the others."""
     for number in range(_EPISODES_OF_A_LIST):
         episode = f"bench-list-{number:02d}"
         yield _event(
@@ -155,10 +180,10 @@ def listed() -> Iterator[Event]:
             group_id=f"bench-group-{number % 5}",
             task_id=f"task-{number % 5}",
             split="eval" if number % 4 == 0 else "train",
-            status="failed" if number == 7 else "ok",
             started_at=_BEGIN_NS + number,
+            **({"status": "failed", "error": "\ud800 and \0"} if number == 7 else {"status": "ok"}),
         )
-        question = [_said("user", f"question {number % 5}", 200)]
+        question = [*(asked if number == 7 else ()), _said("user", f"question {number % 5}", 200)]
         answer = [_said("assistant", f"answer {number}", 100)]
         yield _call(episode, f"{episode}-main", 0, question, parent=None, answers=answer)
 
@@ -210,7 +235,7 @@ def ingest(file: Path, events: Iterable[Event]) -> None:
     with Store.open(f"sqlite:///{file}") as store:
         lines: list[bytes] = []
         for event in events:
-            lines.append(json.dumps(event, ensure_ascii=False).encode())
+            lines.append(json.dumps(event).encode())
             if len(lines) == _EVENTS_A_POST:
                 _post(store, b"\n".join(lines))
                 lines.clear()

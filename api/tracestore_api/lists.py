@@ -139,7 +139,31 @@ def list_episodes(store: Stored, project: Project, page: Annotated[EpisodePage, 
         *_refers(page, e, group_id=("group_key", t.task_group)),
         *_between(e.c.started_at, page.started_from, page.started_before),
     )
-    return _page(store, project, page, query, owner=e, place=e.c.first_pos)
+
+    def among_few(connection: Connection, project_id: int) -> list[ColumnElement[bool]]:
+        return _among_few_started(connection, project_id, page)
+
+    return _page(store, project, page, query, owner=e, place=e.c.first_pos, narrow=among_few)
+
+
+_FEW_STARTED = 1000
+
+
+def _among_few_started(
+    connection: Connection, project_id: int, page: EpisodePage
+) -> list[ColumnElement[bool]]:
+    """Which episodes a range of time can leave, where that is few; [] where it is many or there is no range.
+
+    Few are found by the index of their times. Among many, the next page is found in the order of the list: no
+    planner knows which is which, and either way taken for the other reads all episodes.
+    """
+    e = t.episode.c
+    within = _between(e.started_at, page.started_from, page.started_before)
+    if not within:
+        return []
+    few = select(e.first_pos).where(e.project_id == project_id, *within).limit(_FEW_STARTED + 1)
+    places = connection.execute(few).scalars().all()
+    return [e.first_pos.in_(places)] if len(places) <= _FEW_STARTED else []
 
 
 @router.get("/v1/groups")
@@ -342,19 +366,22 @@ def _page(
     *,
     owner: Table,
     place: ColumnElement[int],
+    narrow: Callable[[Connection, int], list[ColumnElement[bool]]] = lambda _connection, _project_id: [],
     more: Callable[[Connection, int, Sequence[Row]], None] | None = None,
 ) -> Response:
     """One page of `query`, whose column `place` orders it; `more` adds to its items.
 
     Args:
         owner: the table that the query lists, each row once.
+        narrow: conditions that change no page but what it costs.
     """
     after = place_of(page.cursor, of=owner.name)
     items: list[Row] = []
     with store.read() as connection:
         project_id = find_project(connection, project)
         if project_id is not None:
-            query = query.where(owner.c.project_id == _PROJECT_ID).order_by(place).limit(page.limit + 1)
+            query = query.where(owner.c.project_id == _PROJECT_ID, *narrow(connection, project_id))
+            query = query.order_by(place).limit(page.limit + 1)
             query = query if after is None else query.where(place > after[0])
             items = _rows(connection, query, project_id=project_id)
             if more is not None:

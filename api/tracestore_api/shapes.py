@@ -125,6 +125,8 @@ _TREE = record(
     consumptions=array(shown("Consumption")),
     orphans=array(ref("NamedThing")),
     unplaced=ref("Unplaced"),
+    num_events=WHOLE,
+    truncated=CLAIM,
 )
 _UNPLACED = record(
     "What belongs to a call or a candidate set that has not come.",

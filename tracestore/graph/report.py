@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from tracestore.graph.context import context
 from tracestore.graph.invariants import orphans
 from tracestore.graph.messages import preview
-from tracestore.graph.model import CompletionKey, Graph
+from tracestore.graph.model import CompletionKey, Graph, Link
 from tracestore.wire.agent import Agent
-from tracestore.wire.base import PhasedEvent
+from tracestore.wire.base import PhasedEvent, Raw
 from tracestore.wire.call import Call
 from tracestore.wire.completion import CompletionFields
 from tracestore.wire.strict import fields
@@ -60,11 +60,16 @@ def shown(thing: BaseModel | None) -> dict[str, Any] | None:
     return None if thing is None else _fields(thing)
 
 
-def call_of(graph: Graph, call_id: str) -> dict[str, Any]:
-    """Everything of one call: request, completions with ids and logprobs, link, tool calls."""
+def call_of(graph: Graph, call_id: str, *, link: Link, is_pending: bool) -> dict[str, Any]:
+    """Everything of one call: request, completions with ids and logprobs, link, tool calls.
+
+    Args:
+        graph: of the call, its completions and tool calls at least.
+        link, is_pending: which take more than these to tell.
+    """
     return {
         **_fields(graph.calls[call_id]),
-        **_place(graph, call_id),
+        **_link_shown(link, is_pending=is_pending),
         "completions": [
             {"index": key[1], **_completion_fields(graph.completions[key])}
             for key in graph.completions_of(call_id)
@@ -80,10 +85,21 @@ def context_of(graph: Graph, call_id: str) -> dict[str, Any]:
     """
     messages = None
     if call_id not in graph.pending:
-        messages = [
-            {"author": _author(message.author), "message": message.raw} for message in context(graph, call_id)
-        ]
-    return {"call_id": call_id, **_place(graph, call_id), "messages": messages}
+        messages = [(message.raw, message.author) for message in context(graph, call_id)]
+    return context_shown(call_id, link=graph.links[call_id], messages=messages)
+
+
+def context_shown(
+    call_id: str, *, link: Link, messages: Iterable[tuple[Raw, CompletionKey | None]] | None
+) -> dict[str, Any]:
+    """A context, each message with its author; None: the call's parent has not come."""
+    return {
+        "call_id": call_id,
+        **_link_shown(link, is_pending=messages is None),
+        "messages": None
+        if messages is None
+        else [{"author": _author(author), "message": message} for message, author in messages],
+    }
 
 
 def _fields(thing: BaseModel) -> dict[str, Any]:
@@ -166,10 +182,13 @@ def _unplaced(graph: Graph) -> dict[str, Any]:
 
 
 def _place(graph: Graph, call_id: str) -> dict[str, Any]:
-    link = graph.links[call_id]
+    return _link_shown(graph.links[call_id], is_pending=call_id in graph.pending)
+
+
+def _link_shown(link: Link, *, is_pending: bool) -> dict[str, Any]:
     return {
         "link": {"parent": _author(link.parent), "how": link.how, "exact": link.exact},
-        "is_pending": call_id in graph.pending,
+        "is_pending": is_pending,
     }
 
 

@@ -1,4 +1,4 @@
-"""Rows -> branches, without the messages: what `graph.branches` finds, from four narrow reads an episode.
+"""Rows -> branches, without the messages: what `graph.branches` finds, from three narrow reads an episode.
 
 A path is made once for each message and shared by what goes on from it, so that many branches cost what they
 differ in. One episode is held at a time.
@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, select
+from sqlalchemy import BigInteger, Connection, Select, bindparam, select
 
 from tracestore.graph.model import CompletionKey
 from tracestore.store import tables as t
+from tracestore.store.lookup import driver_rows
 
 
-@dataclass(frozen=True, slots=True)
-class BranchPath:
+class BranchPath(NamedTuple):
     """A path from a root to an end."""
 
     messages: tuple[int, ...]
@@ -31,9 +30,14 @@ class BranchPath:
     """The completion it ends with; None for a call that no message came back from."""
 
 
-class _Answer(NamedTuple):
-    call_key: int
-    completion: int
+class _Call(NamedTuple):
+    key: int
+    id: str
+    prompt_node_key: int | None
+    context_messages: int | None
+    link_call_key: int | None
+    link_completion: int | None
+    link_exact: bool | None
 
 
 def branch_paths(connection: Connection, project_id: int, episode_key: int) -> Iterator[BranchPath]:
@@ -42,12 +46,17 @@ def branch_paths(connection: Connection, project_id: int, episode_key: int) -> I
     for call in episode.calls.values():
         if call.context_messages is None:
             continue
-        answers = episode.answers_of[call.key]
-        for answer in answers:
-            if answer not in episode.continued:
-                yield episode.branch(call, answer)
+        answers = episode.answers_of.get(call.key, ())
+        ends = [(index, node) for index, node in answers if (call.key, index) not in episode.continued]
+        if answers and not ends:
+            continue
+        path, named = episode.path(call.prompt_node_key), episode.writers(call)
+        for index, node in ends:
+            last = (call.id, index)
+            messages = path + episode.after(call.prompt_node_key, node)
+            yield BranchPath(messages, (*named, last), call.id, last)
         if not answers:
-            yield episode.branch(call, None)
+            yield BranchPath(path, named, call.id, None)
 
 
 class _Episode:
@@ -55,62 +64,28 @@ class _Episode:
 
     def __init__(self, connection: Connection, project_id: int, episode_key: int) -> None:
         self._connection = connection
-        c, m = t.call.c, t.completion.c
-        calls: Select[Any] = (
-            select(
-                *(c.key, c.id, c.prompt_node_key, c.context_messages),
-                *(c.link_call_key, c.link_completion, c.link_exact),
-            )
-            .where(c.project_id == project_id, c.episode_key == episode_key, ~c.is_placeholder)
-            # Most calls come after what they continue, whose paths are then there to go on from.
-            .order_by(c.key)
-        )
-        self.calls: dict[int, Row[Any]] = {row.key: row for row in connection.execute(calls).all()}
-        log = t.call.join(t.completion, (m.project_id == c.project_id) & (m.call_key == c.key))
-        answers = connection.execute(
-            select(m.call_key, m.completion, m.node_key)
-            .select_from(log)
-            .where(
-                c.project_id == project_id,
-                c.episode_key == episode_key,
-                ~c.is_placeholder,
-                m.node_key.is_not(None),
-            )
-            .order_by(m.call_key, m.completion)
-        ).all()
-        self.answers_of: dict[int, list[_Answer]] = defaultdict(list)
-        self._node_of: dict[_Answer, int] = {}
-        for call_key, completion, node_key in answers:
-            answer = _Answer(call_key, completion)
-            self.answers_of[call_key].append(answer)
-            self._node_of[answer] = node_key
-        n = t.node.c
-        self._in_episode = (n.project_id == project_id, n.episode_key == episode_key)
-        # An index holds all that is asked for.
-        nodes = connection.execute(select(n.key, n.parent_key).where(*self._in_episode)).all()
-        self._parents: dict[int, int | None] = dict(map(tuple, nodes))
+        self._here = {"project_id": project_id, "episode_key": episode_key}
+        self.calls = {row[0]: _Call._make(row) for row in self._rows(_CALLS)}
         self.continued = {
-            _Answer(row.link_call_key, row.link_completion) for row in self.calls.values() if row.link_exact
+            (call.link_call_key, call.link_completion) for call in self.calls.values() if call.link_exact
         }
+        self.answers_of: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        """Call -> its answers that have a message, in order: (index, node of its message)."""
+        for call_key, index, node in self._rows(_ANSWERS):
+            self.answers_of[call_key].append((index, node))
+        self._parents: dict[int, int | None] = dict(self._rows(_NODES))
         self._paths: dict[int | None, tuple[int, ...]] = {None: ()}
         self._written: dict[int, tuple[CompletionKey, ...]] = {}
+
+    def _rows(self, query: Select[Any]) -> list[tuple[Any, ...]]:
+        return driver_rows(self._connection, query, self._here)
 
     @cached_property
     def _first(self) -> dict[int, int]:
         """Spelling of a message -> the first one at its place. Few episodes need it."""
-        n = t.node.c
-        query = select(n.key, n.twin_of_key).where(*self._in_episode, n.twin_of_key.is_not(None))
-        return dict(map(tuple, self._connection.execute(query).all()))
+        return dict(self._rows(_TWINS))
 
-    def branch(self, call: Row[Any], end: _Answer | None) -> BranchPath:
-        named = self._writers(call)
-        if end is None:
-            return BranchPath(self._path(call.prompt_node_key), named, call.id, None)
-        last = (call.id, end.completion)
-        path = self._path(call.prompt_node_key) + self._after(call.prompt_node_key, self._node_of[end])
-        return BranchPath(path, (*named, last), call.id, last)
-
-    def _path(self, node: int | None) -> tuple[int, ...]:
+    def path(self, node: int | None) -> tuple[int, ...]:
         """The path to what a call saw last."""
         path = self._paths.get(node)
         if path is None:
@@ -120,20 +95,24 @@ class _Episode:
                 assert above is not None
                 new.append(above)
                 above = self._parents[above]
-            path = self._paths[node] = self._paths[above] + tuple(reversed(new))
+            new.reverse()
+            path = self._paths[node] = self._paths[above] + tuple(new)
         return path
 
-    def _after(self, node: int | None, last: int) -> tuple[int, ...]:
+    def after(self, node: int | None, last: int) -> tuple[int, ...]:
         """The path from behind a message to a later one."""
-        new = []
-        above: int | None = last
+        above = self._parents[last]
+        if above == node:
+            return (last,)
+        new = [last]
         while above != node:
             assert above is not None
             new.append(above)
             above = self._parents[above]
-        return tuple(reversed(new))
+        new.reverse()
+        return tuple(new)
 
-    def _writers(self, call: Row[Any]) -> tuple[CompletionKey, ...]:
+    def writers(self, call: _Call) -> tuple[CompletionKey, ...]:
         """The completions that wrote messages of a call's context."""
         new = []
         while call.key not in self._written and call.link_exact and call.link_call_key in self.calls:
@@ -144,22 +123,54 @@ class _Episode:
         written = self._written[call.key]
         for one in reversed(new):
             # What the parent saw, and its answer, are the beginning of what this call saw.
-            author = (self.calls[one.link_call_key].id, one.link_completion)
-            written = self._written[one.key] = written + (author,)  # noqa: RUF005
+            written = (*written, self._author(one))
+            self._written[one.key] = written
         return written
 
-    def _writers_behind(self, call: Row[Any]) -> tuple[CompletionKey, ...]:
+    def _author(self, call: _Call) -> CompletionKey:
+        """The completion that a call continues."""
+        assert call.link_call_key is not None
+        assert call.link_completion is not None
+        return (self.calls[call.link_call_key].id, call.link_completion)
+
+    def _writers_behind(self, call: _Call) -> tuple[CompletionKey, ...]:
         """The same where the call did not go on word for word: those along the links that it still saw."""
         if call.link_call_key is None:
             return ()
-        place = {self._first.get(node, node) for node in self._path(call.prompt_node_key)}
+        place = {self._first.get(node, node) for node in self.path(call.prompt_node_key)}
         found: list[CompletionKey] = []
         seen = {call.key}
         while call.link_call_key in self.calls and call.link_call_key not in seen:
+            author = self._author(call)
             parent = self.calls[call.link_call_key]
             seen.add(parent.key)
-            node = self._node_of.get(_Answer(parent.key, call.link_completion))
+            node = dict(self.answers_of.get(parent.key, ())).get(author[1])
             if node is not None and self._first.get(node, node) in place:
-                found.append((parent.id, call.link_completion))
+                found.append(author)
             call = parent
         return tuple(reversed(found))
+
+
+# Made once: to make one takes as long as to read a hundred rows.
+_c, _m, _n = t.call.c, t.completion.c, t.node.c
+_PROJECT_ID, _EPISODE_KEY = (bindparam(name, type_=BigInteger) for name in ("project_id", "episode_key"))
+_IS_HERE = (_c.project_id == _PROJECT_ID, _c.episode_key == _EPISODE_KEY, ~_c.is_placeholder)
+_CALLS: Select[Any] = (
+    select(*(_c[name] for name in _Call._fields))
+    .where(*_IS_HERE)
+    # Most calls come after what they continue, whose paths are then there to go on from.
+    .order_by(_c.key)
+)
+_ANSWERS: Select[Any] = (
+    select(_m.call_key, _m.completion, _m.node_key)
+    .select_from(t.call.join(t.completion, (_m.project_id == _c.project_id) & (_m.call_key == _c.key)))
+    .where(*_IS_HERE, _m.node_key.is_not(None))
+    .order_by(_m.call_key, _m.completion)
+)
+# An index holds all that is asked for.
+_NODES: Select[Any] = select(_n.key, _n.parent_key).where(
+    _n.project_id == _PROJECT_ID, _n.episode_key == _EPISODE_KEY
+)
+_TWINS: Select[Any] = select(_n.key, _n.twin_of_key).where(
+    _n.project_id == _PROJECT_ID, _n.episode_key == _EPISODE_KEY, _n.twin_of_key.is_not(None)
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zstandard
 
@@ -60,9 +60,12 @@ _KEPT_DICTIONARIES = 16
 
 def decompress(data: bytes, *, codec: str, dictionary: bytes | None = None) -> bytes:
     """The inverse of `Compressor.compress_all`; `dictionary` is the trained one the row names, if any."""
-    if codec == "raw":
-        return data
-    kind = (dictionary, data[:4] == _MAGIC)
+    return data if codec == "raw" else unpacker(data, dictionary=dictionary)(data)
+
+
+def unpacker(data: bytes, *, dictionary: bytes | None) -> Callable[[bytes], bytes]:
+    """What decompresses this and everything of its kind, in this thread."""
+    kind = (dictionary, is_old(data))
     decompressor = _local.decompressors.get(kind)
     if decompressor is None:
         trained = None if dictionary is None else zstandard.ZstdCompressionDict(dictionary)
@@ -71,4 +74,9 @@ def decompress(data: bytes, *, codec: str, dictionary: bytes | None = None) -> b
         if len(_local.decompressors) >= _KEPT_DICTIONARIES:
             _local.decompressors.clear()
         _local.decompressors[kind] = decompressor
-    return bytes(decompressor.decompress(data))
+    return decompressor.decompress
+
+
+def is_old(data: bytes) -> bool:
+    """Whether it was compressed before revision 0005."""
+    return data[:4] == _MAGIC

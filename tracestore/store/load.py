@@ -8,18 +8,20 @@ before a higher revision replaced it is not kept, so a snapshot that would need 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Row, Select, bindparam, func, select
+from sqlalchemy import BigInteger, ColumnElement, Connection, Row, Select, Text, bindparam, func, select
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
 from tracestore.store.chunks import chunks
-from tracestore.store.codec import decompress
+from tracestore.store.codec import decompress, is_old, unpacker
 from tracestore.store.dictionary import Dictionaries
 from tracestore.store.fields import TABLES, Shape, columns_of, item_shape, nested_model, union
+from tracestore.store.lookup import driver_rows
 from tracestore.store.runs import RunRow, read_chains, spell
 from tracestore.store.skeleton import fill
 from tracestore.wire.arrays import TokenIds
@@ -78,11 +80,59 @@ def load_events(
     loader = _Loader(connection, project_id)
     loader.add(_up_to(snapshot, connection, project_id, query))
     if kinds is None:
-        group_key = loader.group_key(episode_key)
-        if group_key is not None:
-            group = _raw_events(project_id).where(raw.entity_key == group_key)
-            loader.add(_up_to(snapshot, connection, project_id, group))
+        _add_group(loader, connection, project_id, episode_key, snapshot=snapshot)
     return loader.events()
+
+
+def load_head(connection: Connection, project_id: int, episode_key: int, *, most: int) -> list[AnyEvent]:
+    """What `load_events` gives of the first `most` events of an episode, and of its own wherever they lie."""
+    raw = t.raw_event.c
+    of_episode = (raw.project_id == project_id, raw.episode_key == episode_key)
+    last = connection.execute(
+        select(raw.pos).where(*of_episode).order_by(raw.pos).offset(most - 1).limit(1)
+    ).scalar()
+    if last is None:
+        return load_events(connection, project_id, episode_key)
+    loader = _Loader(connection, project_id)
+    loader.add(
+        connection.execute(_raw_events(project_id).where(raw.episode_key == episode_key, raw.pos <= last))
+    )
+    own = _raw_events(project_id).where(raw.entity_key == episode_key, raw.pos > last)
+    loader.add(connection.execute(own))
+    _add_group(loader, connection, project_id, episode_key)
+    return loader.events()
+
+
+def load_call(connection: Connection, project_id: int, call_key: int) -> list[AnyEvent]:
+    """The events of one call: its own, its completions', its tool calls'."""
+    raw, answer, said, tool = t.raw_event.c, t.completion.c, t.completion_event.c, t.tool_call.c
+    answers = (
+        select(said.key)
+        .join(t.completion, (answer.project_id == said.project_id) & (answer.key == said.completion_key))
+        .where(answer.project_id == project_id, answer.call_key == call_key)
+    )
+    tools = select(tool.key).where(
+        tool.project_id == project_id, tool.call_key == call_key, tool.id.is_not(None)
+    )
+    keys = [call_key, *connection.execute(answers).scalars(), *connection.execute(tools).scalars()]
+    loader = _Loader(connection, project_id)
+    rows = [
+        row
+        for chunk in chunks(keys)
+        for row in connection.execute(_raw_events(project_id).where(raw.entity_key.in_(chunk)))
+    ]
+    loader.add(sorted(rows, key=lambda row: row.first_pos or row.pos))
+    return loader.events()
+
+
+def _add_group(
+    loader: _Loader, connection: Connection, project_id: int, episode_key: int, *, snapshot: int | None = None
+) -> None:
+    """Add the group that the episode's own events name."""
+    group_key = loader.group_key(episode_key)
+    if group_key is not None:
+        group = _raw_events(project_id).where(t.raw_event.c.entity_key == group_key)
+        loader.add(_up_to(snapshot, connection, project_id, group))
 
 
 def load_entity(
@@ -570,39 +620,55 @@ def path_contents(nodes: Mapping[int, PathNode], key: int | None, count: int | N
 
 def load_context(connection: Connection, project_id: int, call_id: str) -> list[Raw] | None:
     """The messages a call saw; None where the call, or what its context begins with, has not come."""
-    c = t.call.c
-    row = connection.execute(
-        select(c.prompt_node_key, c.context_messages).where(c.project_id == project_id, c.id == call_id)
-    ).one_or_none()
+    row = connection.execute(_PLACE_OF_CALL, {"project_id": project_id, "call_id": call_id}).one_or_none()
     if row is None or row.context_messages is None:
         return None
     if row.prompt_node_key is None:
         return []
+    return path_messages(connection, project_id, row.prompt_node_key)
+
+
+def path_messages(connection: Connection, project_id: int, node_key: int) -> list[Raw]:
+    """The messages on the path to a node, root first."""
+    parameters = {"project_id": project_id, "node_key": node_key}
+    # One statement, so that a context of a thousand messages costs what reading their bytes costs. In order
+    # only here: a database would sort the bytes along.
+    rows = driver_rows(connection, _CONTENTS_OF_PATH, parameters)
+    rows.sort(key=itemgetter(0))
     dictionaries = Dictionaries(connection, project_id)
-    parameters = {"project_id": project_id, "node_key": row.prompt_node_key}
-    # One statement, so that a context of a thousand messages costs what reading their bytes costs.
-    return [
-        Raw(decompress(data, codec=codec, dictionary=dictionaries.get(dictionary_key)))
-        for codec, data, dictionary_key in connection.execute(_CONTENTS_OF_PATH, parameters).all()
-    ]
+    unpackers: dict[tuple[int | None, bool], Callable[[bytes], bytes]] = {}
+    messages = []
+    for _, codec, data, dictionary_key in rows:
+        if codec == "raw":
+            messages.append(Raw(data))
+            continue
+        kind = (dictionary_key, is_old(data))
+        if kind not in unpackers:
+            unpackers[kind] = unpacker(data, dictionary=dictionaries.get(dictionary_key))
+        messages.append(Raw(unpackers[kind](data)))
+    return messages
+
+
+_PROJECT_ID = bindparam("project_id", type_=BigInteger)
+_PLACE_OF_CALL = select(t.call.c.prompt_node_key, t.call.c.context_messages).where(
+    t.call.c.project_id == _PROJECT_ID, t.call.c.id == bindparam("call_id", type_=Text)
+)
 
 
 def _contents_of_path() -> Select[Any]:
-    """The bytes of the messages on the path to one node, root first."""
-    project_id, node, content = bindparam("project_id", type_=BigInteger), t.node.c, t.content.c
+    """The bytes of the messages on the path to one node, each with its depth."""
+    node, content = t.node.c, t.content.c
     columns = (node.parent_key, node.content_key, node.depth)
     path = (
         select(*columns)
-        .where(node.project_id == project_id, node.key == bindparam("node_key", type_=BigInteger))
+        .where(node.project_id == _PROJECT_ID, node.key == bindparam("node_key", type_=BigInteger))
         .cte("path", recursive=True)
     )
-    above = select(*columns).where(node.project_id == project_id, node.key == path.c.parent_key)
+    above = select(*columns).where(node.project_id == _PROJECT_ID, node.key == path.c.parent_key)
     path = path.union_all(above)
-    bytes_of = (content.project_id == project_id) & (content.key == path.c.content_key)
-    return (
-        select(content.codec, content.data, content.dictionary_key)
-        .select_from(path.join(t.content, bytes_of))
-        .order_by(path.c.depth)
+    bytes_of = (content.project_id == _PROJECT_ID) & (content.key == path.c.content_key)
+    return select(path.c.depth, content.codec, content.data, content.dictionary_key).select_from(
+        path.join(t.content, bytes_of)
     )
 
 

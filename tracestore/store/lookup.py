@@ -1,4 +1,4 @@
-"""Many rows by one column, in few statements whose text is always the same.
+"""Many rows: without what SQLAlchemy adds to each; by one column, in few statements whose text is the same.
 
 What a batch of events refers to is looked up before every transaction. Building these statements anew took
 several times longer than the database takes to answer them.
@@ -6,13 +6,22 @@ several times longer than the database takes to answer them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Table
+from sqlalchemy import Connection, Dialect, Select, Table
 
 from tracestore.store.chunks import chunks
+
+
+def driver_rows(
+    connection: Connection, query: Select[Any], parameters: Mapping[str, int]
+) -> list[tuple[Any, ...]]:
+    """The rows of a query, of columns that every driver gives as they are: numbers, plain text, bytes."""
+    with connection.execute(query, parameters) as result:
+        assert result.cursor is not None
+        return list(result.cursor.fetchall())
 
 
 def look_up(

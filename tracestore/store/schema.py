@@ -150,11 +150,10 @@ def set_plan_statistics(connection: Connection) -> None:
     if connection.dialect.name != "sqlite":
         return
     connection.execute(text("ANALYZE sqlite_schema"))  # makes the table of statistics where there is none
-    known = set(connection.execute(text("SELECT idx FROM sqlite_stat1")).scalars())
     for table in metadata.tables.values():
+        # Those of an older version may be others, or of an index that is gone.
+        connection.execute(text("DELETE FROM sqlite_stat1 WHERE tbl = :table"), {"table": table.name})
         for name, columns, is_unique in _indexes(connection, table.name):
-            if name in known:
-                continue
             rows = _statistics(columns, is_unique=is_unique)
             connection.execute(
                 text("INSERT INTO sqlite_stat1 VALUES (:table, :index, :rows)"),
@@ -182,8 +181,11 @@ def _is_clustered(connection: Connection, table: str) -> bool:
 
 
 _MANY = 1_000_000
-_ALIKE = {"project_id": _MANY, "kind": _MANY // 5}
+_ALIKE = {"project_id": _MANY, "kind": _MANY // 5, "status": _MANY // 5, "split": _MANY // 3}
 _FEW = 20
+_ROWS = 10 * _MANY
+"""Of a table. SQLite expects 2^20 rows of a recursive query; before it looks up so many in a table that it
+takes for a smaller one, it reads that whole table into a Bloom filter, also for a path of a few messages."""
 
 
 def _statistics(columns: list[str], *, is_unique: bool) -> str:
@@ -191,4 +193,4 @@ def _statistics(columns: list[str], *, is_unique: bool) -> str:
     alike = [_ALIKE.get(column, _FEW) for column in columns]
     if is_unique:
         alike[-1] = 1
-    return " ".join(map(str, [max(_MANY, *alike), *alike]))
+    return " ".join(map(str, [_ROWS, *alike]))

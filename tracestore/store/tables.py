@@ -370,7 +370,13 @@ episode = _table(
     _times(),
     _phases(),
     Index("ix_episode_group", "project_id", "group_key"),
-    Index("ix_episode_first_pos", "project_id", "first_pos"),
+    # Episodes are listed in the order in which they came. With their times, so that those of a range are
+    # found in it without the rows of the others.
+    Index("ix_episode_first_pos", "project_id", "first_pos", "started_at"),
+    Index("ix_episode_task", "project_id", "task_id", "first_pos"),
+    Index("ix_episode_status", "project_id", "status", "first_pos"),
+    Index("ix_episode_split", "project_id", "split", "first_pos"),
+    Index("ix_episode_started_at", "project_id", "started_at", "first_pos"),
 )
 
 snapshot = _table(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection, Text, cast, literal, select, union_all
+from sqlalchemy import BigInteger, Connection, Select, Text, bindparam, cast, literal, select, union_all
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
@@ -24,9 +25,23 @@ def require_not_deleted(connection: Connection, project_id: int, kind: str, id_:
     Raises:
         Deleted: it has a tombstone.
     """
+    parameters = {"project_id": project_id, "kind": kind, "id": id_}
+    found = connection.execute(_stone_of(kind == "call"), parameters).one_or_none()
+    if found is not None:
+        raise Deleted(
+            **{name: value for name, value in found._mapping.items() if value is not None},
+            hint="a deleted id is never used again; /v1/deletions says what was deleted",
+        )
+
+
+@cache
+def _stone_of(is_call: bool) -> Select[Any]:
+    """The tombstone of a thing, or of what held it. Kept: to make it takes longer than to ask."""
+    project_id = bindparam("project_id", type_=BigInteger)
+    kind, id_ = bindparam("kind", type_=Text), bindparam("id", type_=Text)
     stone = t.tombstone.c
     this = (stone.kind == "project") | ((stone.kind == kind) & (stone.id == id_))
-    if kind == "call":
+    if is_call:
         # Until it is erased, it has no tombstone but that of its episode.
         call, episode = t.call.c, t.episode.c
         holder = (
@@ -35,16 +50,11 @@ def require_not_deleted(connection: Connection, project_id: int, kind: str, id_:
             .where(call.project_id == project_id, call.id == id_)
         )
         this |= (stone.kind == "episode") & (stone.id == holder.scalar_subquery())
-    found = connection.execute(
+    return (
         select(stone.kind, stone.id, stone.deleted_at, stone.reason, stone.deletion_key)
         .where(stone.project_id == project_id, this)
         .limit(1)
-    ).one_or_none()
-    if found is not None:
-        raise Deleted(
-            **{name: value for name, value in found._mapping.items() if value is not None},
-            hint="a deleted id is never used again; /v1/deletions says what was deleted",
-        )
+    )
 
 
 def deleted_names(

@@ -1,4 +1,5 @@
-"""Deletions and redactions: what was asked for, what is still to be swept, which exports hold what is gone.
+"""Deletions and redactions: what was asked for, what is still to be swept, which exports hold what is gone; and
+indexes of episodes by what lists filter.
 
 Rows that exist stay as they are; their tombstones, of which there are none yet, have no deletion. The table
 `redaction` is made anew: nothing ever wrote to it.
@@ -68,6 +69,11 @@ def upgrade() -> None:
         sqlite_where=where,
         postgresql_where=where,
     )
+    op.drop_index("ix_episode_first_pos", "episode")
+    op.create_index("ix_episode_first_pos", "episode", ["project_id", "first_pos", "started_at"])
+    for name, column in (("task", "task_id"), ("status", "status"), ("split", "split")):
+        op.create_index(f"ix_episode_{name}", "episode", ["project_id", column, "first_pos"])
+    op.create_index("ix_episode_started_at", "episode", ["project_id", "started_at", "first_pos"])
 
 
 def _redaction() -> None:
