@@ -16,7 +16,7 @@ from tracestore.graph.report import call_of, context_of, episode_tree
 from tracestore.store import tables as t
 from tracestore.store.query import find_project
 from tracestore.store.store import NotFound, Store
-from tracestore.store.tombstones import require_not_deleted
+from tracestore.store.tombstones import require_content, require_not_deleted
 from tracestore.wire.base import WIRE_VERSIONS
 from tracestore_api.access import AnyProject, Project
 from tracestore_api.body import ENCODINGS
@@ -92,13 +92,13 @@ def get_call(store: Stored, project: Project, call_id: str, no: NoParameters) ->
 @router.get("/v1/calls/{call_id:id}/context")
 def get_context(store: Stored, project: Project, call_id: str, no: NoParameters) -> Response:
     """The messages the call saw, in order, each byte for byte, with the completion that authored it."""
-    return StrictJSON(context_of(_graph_of_call(store, project, call_id), call_id))
+    return StrictJSON(context_of(_graph_of_call(store, project, call_id, with_content=True), call_id))
 
 
 @router.get("/v1/calls/{call_id:id}/request")
 def get_request(store: Stored, project: Project, call_id: str, no: NoParameters) -> Response:
     """The request byte for byte as it was posted; for a delta call that is the delta."""
-    call = _graph_of_call(store, project, call_id).calls[call_id]
+    call = _graph_of_call(store, project, call_id, with_content=True).calls[call_id]
     if call.request is None:
         hint = "the call was posted without its request"
         raise NotFound(kind="request", id=call_id, project=project, hint=hint)
@@ -118,9 +118,16 @@ def _row(connection: Connection, table: Table, project: str, id_: str) -> Any:
     return connection.execute(query).one_or_none()
 
 
-def _graph_of_call(store: Store, project: str, call_id: str) -> Graph:
+def _graph_of_call(store: Store, project: str, call_id: str, *, with_content: bool = False) -> Graph:
+    """The graph that a call lies in.
+
+    Args:
+        with_content: whether what the call read is asked for, which may be gone while its measures are kept.
+    """
     with store.read() as connection:
         row = _row(connection, t.call, project, call_id)
+        if with_content and row is not None:
+            require_content(connection, row.project_id, call_id)
         if row is None or row.is_placeholder:
             raise NotFound(kind="call", id=call_id, project=project, hint=_NOT_HERE)
         e = t.episode.c

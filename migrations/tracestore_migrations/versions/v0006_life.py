@@ -28,7 +28,11 @@ def upgrade() -> None:
         *_whole("num_positions", "num_events", "num_rows", "num_contents", "num_blobs"),
         sa.PrimaryKeyConstraint("project_id", "key", name="pk_deletion"),
         sa.ForeignKeyConstraint(["project_id"], ["project.project_id"], name="fk_deletion_project_id"),
-        sa.CheckConstraint("what IN ('episode', 'project', 'age')", name=op.f("ck_deletion_what_is_known")),
+        sa.Column("before_at", sa.BigInteger()),
+        sa.CheckConstraint(
+            "what IN ('episode', 'project', 'age', 'content', 'blobs')",
+            name=op.f("ck_deletion_what_is_known"),
+        ),
         sa.CheckConstraint(
             "state IN ('erasing', 'sweeping', 'done')", name=op.f("ck_deletion_state_is_known")
         ),
