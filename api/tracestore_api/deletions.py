@@ -49,6 +49,7 @@ class DeletionAnswer(BaseModel):
     contents: int
     blobs: int
     exports: list[str]
+    export_locations: list[str]
 
 
 class DeletionsAnswer(BaseModel):

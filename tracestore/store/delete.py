@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, union
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
@@ -34,7 +34,12 @@ What = Literal["episode", "project", "age", "content", "blobs"]
 
 _OF_EPISODES = ("episode", "content")
 """Kinds of the tombstones that a deletion of episodes, or of their content, leaves."""
-_KEPT = frozenset({"project", "api_key", "session", "tombstone", "deletion", "deletion_export", "redaction"})
+_KEPT = frozenset(
+    {
+        *("project", "api_key", "session", "tombstone", "deletion", "deletion_export", "redaction"),
+        *("export", "shard"),
+    }
+)
 """Tables that a deleted project keeps: its keys let whoever posts to it be told that it is gone."""
 
 
@@ -69,12 +74,15 @@ class Deletion:
     contents: int
     blobs: int
     exports: tuple[str, ...]
-    """Manifest hashes of exports that were trained on with what is deleted: they still hold it."""
+    """Manifest hashes of exports that may still hold what is deleted."""
+    export_locations: tuple[str, ...]
+    """Where those were written that the exporter registered."""
 
 
 def facts(found: Deletion) -> dict[str, object]:
     """A deletion as plain values."""
-    return asdict(found) | {"exports": list(found.exports)}
+    lists = {"exports": list(found.exports), "export_locations": list(found.export_locations)}
+    return asdict(found) | lists
 
 
 Progress = Callable[[Deletion], None]
@@ -264,12 +272,17 @@ def _read(connection: Connection, project_id: int, *where: Any, limit: int | Non
     ).all()
     held = t.deletion_export.c
     exports: dict[int, list[str]] = {}
+    locations: dict[int, list[str]] = {}
+    made = (t.export.c.project_id == held.project_id) & (t.export.c.manifest_hash == held.export_hash)
     for export in connection.execute(
-        select(held.deletion_key, held.export_hash)
+        select(held.deletion_key, held.export_hash, t.export.c.location)
+        .select_from(t.deletion_export.outerjoin(t.export, made))
         .where(held.project_id == project_id, held.deletion_key.in_([row.key for row in rows]))
         .order_by(held.export_hash)
     ):
         exports.setdefault(export.deletion_key, []).append(export.export_hash)
+        if export.location is not None:
+            locations.setdefault(export.deletion_key, []).append(export.location)
     return [
         Deletion(
             id=row.key,
@@ -285,6 +298,7 @@ def _read(connection: Connection, project_id: int, *where: Any, limit: int | Non
             contents=row.num_contents,
             blobs=row.num_blobs,
             exports=tuple(exports.get(row.key, ())),
+            export_locations=tuple(locations.get(row.key, ())),
         )
         for row in rows
     ]
@@ -319,7 +333,8 @@ def _request(tx: Transaction, episode_ids: Iterable[str], what: What, name: str,
             stone_of = {"kind": kind, "id": row.id, "first_pos": row.first_pos}
             _bury(tx, key, reason, **stone_of)
         keys = [row.key for row in rows]
-        _name_exports(tx, key, t.consumption.c.episode_key.in_(keys))
+        first = min((row.first_pos for row in rows), default=None)
+        _name_exports(tx, key, t.consumption.c.episode_key.in_(keys), first_pos=first)
         if kind == "content":
             continue
         # Nothing lists it from here on; its rows lie there until they are erased.
@@ -331,7 +346,7 @@ def _request(tx: Transaction, episode_ids: Iterable[str], what: What, name: str,
 def _request_project(tx: Transaction, project: str, reason: str | None) -> int:
     key = _open(tx, "project", project, reason)
     _bury(tx, key, reason, kind="project", id=project)
-    _name_exports(tx, key)
+    _name_exports(tx, key, first_pos=0)
     return key
 
 
@@ -353,14 +368,23 @@ def _bury(tx: Transaction, deletion_key: int, reason: str | None, **of: Any) -> 
     tx.connection.execute(t.tombstone.insert().values(**row, deletion_key=deletion_key, **of))
 
 
-def _name_exports(tx: Transaction, key: int, *where: Any) -> None:
-    consumed, held = t.consumption.c, t.deletion_export.c
+def _name_exports(tx: Transaction, key: int, *where: Any, first_pos: int | None) -> None:
+    """Note the exports that may hold it: those that were trained on with it, and those of a later snapshot.
+
+    Args:
+        first_pos: where the first event of it lies; None: nowhere.
+    """
+    export, consumed, held = t.export.c, t.consumption.c, t.deletion_export.c
     known = select(held.export_hash).where(held.project_id == tx.project_id, held.deletion_key == key)
-    found = (
-        select(consumed.export_hash)
-        .where(consumed.project_id == tx.project_id, consumed.export_hash.not_in(known), *where)
-        .distinct()
+    trained = select(consumed.export_hash).where(
+        consumed.project_id == tx.project_id, consumed.export_hash.not_in(known), *where
     )
+    later = select(export.manifest_hash).where(
+        export.project_id == tx.project_id,
+        export.manifest_hash.not_in(known),
+        export.snapshot_pos >= first_pos,
+    )
+    found = union(trained, later)
     for hash_ in tx.connection.execute(found).scalars().all():
         row = {"project_id": tx.project_id, "deletion_key": key, "export_hash": hash_}
         tx.connection.execute(t.deletion_export.insert().values(**row))

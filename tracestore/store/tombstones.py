@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from sqlalchemy import Connection, Text, cast, literal, select, union_all
+from sqlalchemy import CompoundSelect, Connection, Text, cast, literal, select, union_all
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
@@ -89,6 +89,17 @@ def deleted_names(
 def deleted_between(connection: Connection, project_id: int, at: int) -> Any:
     """What was there at a snapshot and was deleted after it: an episode, the project, or text that rules
     took; None: nothing."""
+    return connection.execute(_gone_since(project_id, at).limit(1)).first()
+
+
+def gone_since(connection: Connection, project_id: int, at: int) -> list[tuple[str, str]]:
+    """(kind, id) of all of that."""
+    found = _gone_since(project_id, at).subquery()
+    rows = connection.execute(select(found.c.kind, found.c.id).order_by(found.c.kind, found.c.id))
+    return [(row.kind, row.id) for row in rows]
+
+
+def _gone_since(project_id: int, at: int) -> CompoundSelect[Any]:
     stone, redaction = t.tombstone.c, t.redaction.c
     of_episode = stone.kind.in_(("episode", "content")) & (stone.first_pos <= at)
     is_whole = (stone.kind == "project") | of_episode
@@ -96,7 +107,7 @@ def deleted_between(connection: Connection, project_id: int, at: int) -> Any:
     redacted = select(literal("redaction").label("kind"), cast(redaction.key, Text).label("id")).where(
         redaction.project_id == project_id, redaction.last_pos > at, redaction.first_pos <= at
     )
-    return connection.execute(union_all(deleted, redacted).limit(1)).first()
+    return union_all(deleted, redacted)
 
 
 def tombstones(connection: Connection, project_id: int, *, at: int) -> tuple[dict[str, Any], ...]:
