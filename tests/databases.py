@@ -1,4 +1,4 @@
-"""Empty stores on both databases, copied from one that is made once (a schema costs a second); what reading costs."""
+"""Empty stores on both databases, copied from one made once (a schema costs a second); what reading costs."""
 
 from __future__ import annotations
 

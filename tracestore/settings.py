@@ -116,6 +116,16 @@ class Settings:
         )
 
 
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"(\d{1,6})([smhd])")
+
+
+def seconds_of(text: str) -> int | None:
+    """A length of time as 30s, 15m, 12h or 7d; None where it is none."""
+    match = _DURATION.fullmatch(text)
+    return None if match is None else int(match[1]) * _UNITS_S[match[2]]
+
+
 SETTINGS = Settings()
 """The defaults."""
 

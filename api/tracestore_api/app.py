@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tracestore.settings import SETTINGS, Settings
 from tracestore.store.blobs import Blobs
+from tracestore.store.retain import Retention
 from tracestore.store.store import Store
 from tracestore_api import deletions, lists, problems, reads, redactions, sessions
 from tracestore_api.access import Callers
@@ -69,6 +70,7 @@ def create_app(
     blobs: Blobs | None = None,
     own_hosts: Collection[str] = (),
     proxy: Proxy | None = None,
+    retention: Sequence[Retention] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """The service over an open store, which the caller closes after it.
@@ -78,6 +80,7 @@ def create_app(
         blobs: where payloads are kept; None: they are not taken.
         own_hosts: addresses that it is reached at besides loopback, as they stand in a URL.
         proxy: records what passes through it to a model; None: nothing does.
+        retention: rules of what is deleted when (`store.retain`).
         clock: seconds, for rates and for how long a key is remembered.
     """
     limits = settings.limits
@@ -117,7 +120,7 @@ def create_app(
     app.include_router(sessions.router)
     app.include_router(deletions.router)
     app.include_router(redactions.router)
-    app.state.deleter = deletions.Deleter(store, blobs)
+    app.state.deleter = deletions.Deleter(store, blobs, retention=retention)
     app.state.callers = Callers(store.engine, clock=clock)
     rates = Rates(
         requests_per_s=settings.max_requests_per_s, bytes_per_s=settings.max_bytes_per_s, clock=clock

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Literal
@@ -20,6 +21,7 @@ from starlette.responses import Response
 from tracestore.store import delete, redact
 from tracestore.store.blobs import Blobs
 from tracestore.store.delete import Deletion, OtherProject
+from tracestore.store.retain import Retention, retain
 from tracestore.store.store import Store
 from tracestore_api.access import AdminProject, Project
 from tracestore_api.parameters import Page, cursor_of, place_of
@@ -27,6 +29,7 @@ from tracestore_api.reads import NoParameters, Stored
 from tracestore_api.response import StrictJSON
 
 router = APIRouter()
+RETAIN_EVERY_S = 3600.0
 _log = logging.getLogger("tracestore.api")
 
 
@@ -34,7 +37,7 @@ class DeletionAnswer(BaseModel):
     """How far a deletion has come."""
 
     id: int
-    what: Literal["episode", "project", "age"]
+    what: Literal["episode", "project", "age", "content", "blobs"]
     name: str
     reason: str | None
     state: Literal["erasing", "sweeping", "done"]
@@ -46,6 +49,7 @@ class DeletionAnswer(BaseModel):
     contents: int
     blobs: int
     exports: list[str]
+    export_locations: list[str]
 
 
 class DeletionsAnswer(BaseModel):
@@ -59,11 +63,17 @@ class DeletionsAnswer(BaseModel):
 class Deleter:
     """Carries deletions and redactions out in a thread of its own."""
 
-    def __init__(self, store: Store, blobs: Blobs | None) -> None:
+    def __init__(self, store: Store, blobs: Blobs | None, *, retention: Sequence[Retention] = ()) -> None:
+        """
+        Args:
+            retention: rules whose due is deleted when the server starts, and every hour.
+        """
         self._store = store
         self._blobs = blobs
+        self._retention = retention
         self._asked: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._is_closed = False
+        self._due_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="tracestore-deleter", daemon=True)
 
     def start(self) -> None:
@@ -88,13 +98,29 @@ class Deleter:
         self._thread.join()
 
     def _run(self) -> None:
-        while (carry_out := self._asked.get()) is not None:
+        while (carry_out := self._next()) is not None:
             try:
                 carry_out()
             except _Closing:
                 return
             except Exception:  # noqa: BLE001 - the thread outlives it, and what was asked stays unfinished
                 _log.exception("a deletion or redaction could not be carried out")
+
+    def _next(self) -> Callable[[], object] | None:
+        """What was asked for next, or is due before that; None: the end."""
+        if not self._retention:
+            return self._asked.get()
+        try:
+            return self._asked.get(timeout=max(0.0, self._due_at - time.monotonic()))
+        except queue.Empty:
+            self._due_at = time.monotonic() + RETAIN_EVERY_S
+            return self._retain
+
+    def _retain(self) -> None:
+        for _ in retain(
+            self._store, self._retention, now=time.time_ns(), blobs=self._blobs, progress=self._go_on
+        ):
+            pass
 
     def _go_on(self, _: object) -> None:
         if self._is_closed:

@@ -18,7 +18,7 @@ from tracestore.store.load import load_call, load_entity, load_head
 from tracestore.store.query import find_project
 from tracestore.store.seen import link_of, what_was_seen
 from tracestore.store.store import NotFound, Store
-from tracestore.store.tombstones import require_not_deleted
+from tracestore.store.tombstones import require_content, require_not_deleted
 from tracestore.wire.base import WIRE_VERSIONS
 from tracestore.wire.call import Call
 from tracestore_api.access import AnyProject, Project
@@ -112,7 +112,7 @@ def get_call(store: Stored, project: Project, call_id: str, no: NoParameters) ->
 def get_context(store: Stored, project: Project, call_id: str, no: NoParameters) -> Response:
     """The messages the call saw, in order, each byte for byte, with the completion that authored it."""
     with store.read() as connection:
-        row = _call_row(connection, project, call_id)
+        row = _call_row_with_content(connection, project, call_id)
         seen = what_was_seen(connection, row.project_id, row.key)
     return StrictJSON(context_shown(call_id, **seen._asdict()))
 
@@ -121,7 +121,7 @@ def get_context(store: Stored, project: Project, call_id: str, no: NoParameters)
 def get_request(store: Stored, project: Project, call_id: str, no: NoParameters) -> Response:
     """The request byte for byte as it was posted; for a delta call that is the delta."""
     with store.read() as connection:
-        row = _call_row(connection, project, call_id)
+        row = _call_row_with_content(connection, project, call_id)
         call = load_entity(connection, row.project_id, "call", call_id)
     assert isinstance(call, Call)
     if call.request is None:
@@ -148,4 +148,11 @@ def _call_row(connection: Connection, project: str, call_id: str) -> Any:
     row = _row(connection, t.call, project, call_id)
     if row is None or row.is_placeholder:
         raise NotFound(kind="call", id=call_id, project=project, hint=_NOT_HERE)
+    return row
+
+
+def _call_row_with_content(connection: Connection, project: str, call_id: str) -> Any:
+    """The row of a call that has come; what it read may be gone while its measures are kept."""
+    row = _call_row(connection, project, call_id)
+    require_content(connection, row.project_id, call_id)
     return row

@@ -21,6 +21,7 @@ from tracestore.settings import SETTINGS, Settings
 from tracestore.store.blobs import Blobs, default_blobs, open_blobs
 from tracestore.store.engine import NoStore
 from tracestore.store.keys import has_keys
+from tracestore.store.retain import Retention
 from tracestore_api.app import create_app
 from tracestore_api.errors import AddressUnavailable, NotLoopback, OneProcessOnly
 from tracestore_migrations import open_store
@@ -44,6 +45,7 @@ class Process:
     upstream: str | None
     """URL of the server that the recording proxy passes requests on to; None: there is no proxy."""
     inject: bool
+    retention: tuple[Retention, ...] = ()
 
     @contextmanager
     def opened(self) -> Iterator[FastAPI]:
@@ -58,7 +60,12 @@ class Process:
 
                 proxy = Proxy(store, upstream=self.upstream, inject=self.inject, settings=self.settings)
             yield create_app(
-                store, settings=self.settings, blobs=blobs, own_hosts=self.own_hosts, proxy=proxy
+                store,
+                settings=self.settings,
+                blobs=blobs,
+                own_hosts=self.own_hosts,
+                proxy=proxy,
+                retention=self.retention,
             )
         finally:
             store.close()
@@ -100,6 +107,7 @@ def serve(
     blobs: str | None = None,
     upstream: str | None = None,
     inject: bool = False,
+    retention: tuple[Retention, ...] = (),
     on_ready: Callable[[Listening], None] = lambda listening: None,
 ) -> None:
     """Serve the store at `db_url` until SIGINT or SIGTERM; requests in hand are finished first.
@@ -111,6 +119,7 @@ def serve(
         blobs: where payloads are kept (`open_blobs`); None: beside a SQLite file, else they are not taken.
         upstream: where the recording proxy passes requests on to, see `Proxy`; None: there is no proxy.
         inject: whether it asks for token ids and logprobs.
+        retention: rules of what is deleted when (`store.retain`).
         on_ready: called once, when requests are answered.
 
     Raises:
@@ -136,6 +145,7 @@ def serve(
         own_hosts=own_hosts,
         upstream=upstream,
         inject=inject,
+        retention=retention,
     )
     with _stopped_by_sigterm(), _listening(address, port) as listener:
         url = f"http://{_in_url(address)}:{listener.getsockname()[1]}"

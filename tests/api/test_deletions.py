@@ -9,6 +9,7 @@ from tests import factories as make
 from tests.databases import empty_store
 from tests.factories import posted
 from tracestore.store import Store
+from tracestore.store.retain import read_retention
 from tracestore.wire.encode import encode
 from tracestore_api.app import create_app
 
@@ -59,3 +60,18 @@ def test_what_a_stopped_server_left_is_carried_out_by_the_next(tmp_path: Path) -
         with client_of(store) as client:
             done(client, f"/v1/deletions/{asked.id}")
         assert [one.state for one in deletions(store, "default")] == ["done"]
+
+
+def test_a_server_deletes_what_its_rules_say_is_due(tmp_path: Path) -> None:
+    rules = read_retention('[{"project": "*", "older_than": "1s"}]')
+    with Store.open(empty_store(tmp_path / "store.db")) as store:
+        store.ingest("default", [posted(make.episode("e"))])
+        time.sleep(1.1)
+        app = create_app(store, retention=rules)
+        with TestClient(app, base_url="http://127.0.0.1", client=("127.0.0.1", 50000)) as client:
+            until = time.monotonic() + 30
+            while not (found := client.get("/v1/deletions").json()["items"]) or found[0]["state"] != "done":
+                assert time.monotonic() < until, found
+                time.sleep(0.02)
+            assert (found[0]["what"], found[0]["episodes_erased"]) == ("age", 1)
+            assert client.get("/v1/episodes/e").status_code == 410

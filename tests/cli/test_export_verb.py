@@ -14,7 +14,8 @@ from tests.exporters.stores import all_scenarios, flip_a_bit, stored
 from tracestore.cli import export, verify
 from tracestore.cli.common import UsageError
 from tracestore.errors import TracestoreError
-from tracestore.shards.manifest import NotAnExport
+from tracestore.shards.manifest import NotAnExport, read_manifest
+from tracestore.store.delete import carry_out, delete_episode
 from tracestore.store.query import UnknownProject
 from tracestore_exporters.export import BeyondLatest
 from tracestore_migrations import open_store
@@ -181,3 +182,27 @@ def test_export_writes_episodes_in_a_format_of_others(
 def test_a_format_of_others_has_no_spec(url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="belongs to shards"):
         run("export", "--format", "atif", "--objective", "sft", "--db", url, "--out", str(tmp_path / "out"))
+
+
+def test_a_deletion_names_the_exports_that_hold_it_and_verify_finds_it_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stored(tmp_path, all_scenarios()):
+        here = ["--db", f"sqlite:///{tmp_path}/t.db", "--project", "p", "--json"]
+    before, after = str(tmp_path / "before"), str(tmp_path / "after")
+    for _ in range(2):  # the second changes nothing that a deletion would name twice
+        out = before if not Path(before).exists() else str(tmp_path / "again")
+        assert run("export", *here, "--out", out) == 0
+    made = last_json(capsys)
+    with open_store(here[1]) as store:
+        [first, *_] = [id_ for group in store.groups("p") for id_ in group.episode_ids]
+        done = carry_out(store, "p", delete_episode(store, "p", first).id)
+        assert store.snapshot("p") > made["snapshot"]
+    assert (done.exports, done.export_locations) == ((made["manifest_hash"],), (before,))
+    assert run("verify", *here, before) == 1
+    [finding, summary] = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (finding["name"], summary["findings"]) == ("deleted", 1)
+    assert f"episode {first} was deleted" in finding["detail"]
+    assert run("export", *here, "--out", after) == 0
+    assert [stone["id"] for stone in read_manifest(Path(after)).tombstones] == [first]
+    assert run("verify", *here, after) == 0

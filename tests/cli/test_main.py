@@ -26,7 +26,7 @@ from tracestore_api.errors import NotLoopback
 
 SURFACE = {
     "serve": {
-        *("--blobs", "--db", "--host", "--inject", "--json", "--port", "--upstream", "--workers"),
+        *("--blobs", "--db", "--host", "--inject", "--retain", "--json", "--port", "--upstream", "--workers"),
         *("--max-event-bytes", "--max-depth", "--max-body-bytes", "--max-events"),
         *("--max-offloaded-event-bytes", "--max-blob-bytes"),
         *("--max-requests-in-hand", "--max-bytes-in-hand", "--max-threads"),
@@ -72,6 +72,7 @@ SURFACE = {
         *("--all", "--blobs", "--db", "--episode", "--json", "--keep-graded", "--older-than", "--project"),
         *("--reason", "--vacuum"),
     },
+    "db retain": {"--blobs", "--db", "--dry-run", "--json", "rules"},
     "db redact": {"--db", "--end", "--json", "--list", "--project", "--reason", "--rules"},
 }
 """Every verb and its flags. People's scripts depend on them: a change here belongs into the changelog."""

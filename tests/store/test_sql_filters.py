@@ -69,7 +69,7 @@ CALL, EPISODE = Ids("call_id", ("k1",)), Ids("episode_id", ("k1",))
         ("FROM contexts AS x(call_id, y) WHERE call_id = 'k1'", {}),
         ("FROM calls c JOIN contexts x ON true WHERE call_id = 'k1'", {}),
         ("FROM calls c POSITIONAL JOIN contexts x WHERE c.call_id = 'k1'", {}),
-        ("FROM calls c ASOF JOIN contexts x ON x.call_id = c.call_id AND x.n >= c.n WHERE x.call_id = ''", {}),
+        ("FROM calls c ASOF JOIN contexts x ON x.call_id = c.call_id AND x.n > c.n WHERE x.call_id = ''", {}),
         ("FROM calls c ANTI JOIN contexts x ON x.call_id = c.call_id WHERE c.call_id = 'k1'", {}),
         ("FROM calls c LEFT JOIN gaps g ON c.episode_id = 'k1' AND g.episode_id = c.episode_id", {}),
         ("SELECT * FROM (SELECT * FROM contexts) WHERE call_id = 'k1'", {}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from tracestore.cli import db_backup, db_parquet, db_stats, deletion, redaction
+from tracestore.cli import db_backup, db_parquet, db_stats, deletion, redaction, retention
 from tracestore.cli.common import (
     Subparsers,
     add_db_flag,
@@ -36,6 +36,7 @@ def add_parser(subparsers: Subparsers) -> None:
     db_parquet.add_parser(actions)
     deletion.add_parser(actions)
     redaction.add_parser(actions)
+    retention.add_parser(actions)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,4 +76,5 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
     "parquet": db_parquet.run,
     "delete": deletion.run,
     "redact": redaction.run,
+    "retain": retention.run,
 }

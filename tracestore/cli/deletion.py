@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             note("nothing to delete", args=args)
         for project, key in asked:
             done = delete.carry_out(
-                store, project, key, blobs=_blobs(args), progress=lambda one: _tell(one, args)
+                store, project, key, blobs=blobs_of(args), progress=lambda one: tell(one, args)
             )
             print_facts({"project": project, **delete.facts(done)}, args=args)
         if args.vacuum:
@@ -94,7 +94,8 @@ def _asked(store: Store, args: argparse.Namespace) -> list[tuple[str, int]]:
     return [(project, delete.delete_episodes(store, project, old, what="age", name=rule, reason=reason).id)]
 
 
-def _blobs(args: argparse.Namespace) -> Blobs | None:
+def blobs_of(args: argparse.Namespace) -> Blobs | None:
+    """Where payloads lie: what `--blobs` names, else the folder beside a SQLite file, if there is one."""
     from tracestore.store.blobs import default_blobs, open_blobs
 
     if args.blobs is not None:
@@ -103,5 +104,6 @@ def _blobs(args: argparse.Namespace) -> Blobs | None:
     return open_blobs(place) if place is not None and Path(place).is_dir() else None
 
 
-def _tell(one: Deletion, args: argparse.Namespace) -> None:
+def tell(one: Deletion, args: argparse.Namespace) -> None:
+    """How far a deletion has come, for a person."""
     note(f"{one.state}: {one.episodes_erased} of {one.episodes} episodes, {one.rows} rows", args=args)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +26,7 @@ from tracestore.cli.common import (
 
 if TYPE_CHECKING:
     from tracestore.shards.manifest import Manifest
+    from tracestore.store.store import Store
     from tracestore_exporters.spec import Spec
 
 
@@ -76,11 +79,45 @@ def run(args: argparse.Namespace) -> int:
                 chat=chat,
                 progress=_advances(show),
             )
+        _register(store, manifest, args)
     if args.json:
         _print_json(manifest, args.out)
     else:
         _print_tables(manifest, args)
     return 0
+
+
+def _register(store: Store, manifest: Manifest, args: argparse.Namespace) -> None:
+    """Let the store know of the export, so that deletions name it. One that may not be written to knows of
+    none, which costs the export nothing."""
+    from tracestore.store.engine import StoreUnavailable
+    from tracestore.store.exports import Made, register
+
+    made = Made(
+        manifest_hash=manifest.manifest_hash,
+        location=os.path.abspath(args.out),
+        spec=json.dumps(manifest.spec, sort_keys=True),
+        snapshot=manifest.snapshot,
+        sampled_tokens=manifest.conservation.sampled_tokens,
+        trained_tokens=manifest.conservation.trained_tokens,
+        shards=[
+            {
+                "file": shard.file,
+                "num_rows": shard.rows,
+                "num_tokens": shard.tokens,
+                "trained_tokens": shard.trained_tokens,
+                "sha256": shard.sha256,
+                "content_hash": shard.content_hash,
+            }
+            for shard in manifest.shards
+        ],
+    )
+    try:
+        register(store, args.project, made)
+    except StoreUnavailable as error:
+        note(
+            f"note: the store does not know of this export, so no deletion will name it ({error})", args=args
+        )
 
 
 def _run_interchange(args: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from tracestore.cli.common import (
     require_project,
     verb_parser,
 )
+from tracestore.settings import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from tracestore.store.keys import Key, NewKey
 
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DURATION = re.compile(r"(\d{1,6})([smhd])")
 _SCOPES = ("read", "write", "admin")
 
 
@@ -97,10 +95,10 @@ def _add_create(actions: Subparsers) -> None:
 
 def duration_s(text: str) -> int:
     """An argparse type: a number and its unit, in seconds. `30d` is 2,592,000."""
-    match = _DURATION.fullmatch(text)
-    if match is None or int(match[1]) == 0:
+    seconds = seconds_of(text)
+    if not seconds:
         raise argparse.ArgumentTypeError(f"{text!r} is no time: write 90s, 30m, 12h or 7d")
-    return int(match[1]) * _UNITS_S[match[2]]
+    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from tracestore.cli.common import (
     verb_parser,
     whole_number,
 )
+from tracestore.cli.retention import rules_of
 from tracestore.settings import Settings, is_number, read_settings
 
 
@@ -63,6 +64,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "--inject",
         action="store_true",
         help="ask the upstream for token ids and logprobs (vLLM, SGLang), unseen by the harness",
+    )
+    parser.add_argument(
+        "--retain",
+        metavar="FILE",
+        help="delete what these rules say is due, when it starts and every hour (see `tracestore db retain`)",
     )
     _add_settings(parser)
 
@@ -116,6 +122,7 @@ def run(args: argparse.Namespace) -> int:
         blobs=args.blobs,
         upstream=args.upstream,
         inject=args.inject,
+        retention=() if args.retain is None else rules_of(args.retain),
         on_ready=on_ready,
     )
     return 0

@@ -97,6 +97,12 @@ def _exports(store: Store, args: argparse.Namespace) -> Iterator[Line]:
 
     chat = chat_of(args)
     for path in args.exports:
+        deleted = list(_deleted(store, path, args))
+        if deleted:
+            # What is gone cannot be compared.
+            yield from deleted
+            yield {"checked": path, "findings": len(deleted)}
+            continue
         try:
             report = verify_export(store, args.project, path, chat=chat)
         except TracestoreError as error:
@@ -114,6 +120,28 @@ def _exports(store: Store, args: argparse.Namespace) -> Iterator[Line]:
             "trained_tokens": report.trained_tokens,
             "findings": len(report.findings) + report.dropped,
         }
+
+
+def _deleted(store: Store, path: str, args: argparse.Namespace) -> Iterator[Line]:
+    """What the store has deleted or redacted since the snapshot of an export, which may hold it."""
+    from tracestore.shards.manifest import read_manifest
+    from tracestore.store.exports import gone
+
+    try:
+        manifest = read_manifest(Path(path))
+    except TracestoreError:
+        return  # told with all else that is wrong with it
+    for kind, id_ in gone(store, args.project, snapshot=manifest.snapshot):
+        detail = _GONE[kind].format(id_) + " after this export: make a new one, and delete this"
+        yield {"name": "deleted", "where": path, "detail": detail}
+
+
+_GONE = {
+    "episode": "episode {} was deleted",
+    "content": "the content of episode {} was deleted",
+    "project": "project {} was deleted",
+    "redaction": "redaction {} took text out",
+}
 
 
 def _store(store: Store, args: argparse.Namespace) -> Iterator[Line]:

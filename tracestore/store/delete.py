@@ -12,23 +12,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, union
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
 from tracestore.store.blobs import Blobs
 from tracestore.store.chunks import chunks
 from tracestore.store.erase import ROWS, Erased, erase_some
+from tracestore.store.ingest import rewrite
 from tracestore.store.query import find_project, require_project
+from tracestore.store.replace import Scope
 from tracestore.store.store import NotFound, Store
+from tracestore.store.strip import stripped
 from tracestore.store.sweep import Taken, sweep
 from tracestore.store.transaction import Transaction
 
-What = Literal["episode", "project", "age"]
+What = Literal["episode", "project", "age", "content", "blobs"]
 
-_KEPT = frozenset({"project", "api_key", "session", "tombstone", "deletion", "deletion_export", "redaction"})
+_OF_EPISODES = ("episode", "content")
+"""Kinds of the tombstones that a deletion of episodes, or of their content, leaves."""
+_KEPT = frozenset(
+    {
+        *("project", "api_key", "session", "tombstone", "deletion", "deletion_export", "redaction"),
+        *("export", "shard"),
+    }
+)
 """Tables that a deleted project keeps: its keys let whoever posts to it be told that it is gone."""
 
 
@@ -63,12 +74,15 @@ class Deletion:
     contents: int
     blobs: int
     exports: tuple[str, ...]
-    """Manifest hashes of exports that were trained on with what is deleted: they still hold it."""
+    """Manifest hashes of exports that may still hold what is deleted."""
+    export_locations: tuple[str, ...]
+    """Where those were written that the exporter registered."""
 
 
 def facts(found: Deletion) -> dict[str, object]:
     """A deletion as plain values."""
-    return asdict(found) | {"exports": list(found.exports)}
+    lists = {"exports": list(found.exports), "export_locations": list(found.export_locations)}
+    return asdict(found) | lists
 
 
 Progress = Callable[[Deletion], None]
@@ -127,11 +141,25 @@ def delete_project(store: Store, project: str, *, reason: str | None = None) -> 
     return deletion(store, project, before)
 
 
-def old_episodes(store: Store, project: str, *, before: int, keep_graded: bool = False) -> list[str]:
+def delete_contents(store: Store, project: str, episode_ids: Sequence[str], *, name: str) -> Deletion:
+    """Ask that of episodes only what is measured be kept (`store.strip`)."""
+    return delete_episodes(store, project, episode_ids, what="content", name=name)
+
+
+def delete_unused_blobs(store: Store, project: str, *, before: int, name: str) -> Deletion:
+    """Ask for the deletion of blobs that were sent before a time (nanoseconds UTC) and no event names."""
+    key = store.perform(project, lambda tx: _open(tx, "blobs", name, None, before=before)).result()
+    return deletion(store, project, key)
+
+
+def old_episodes(
+    store: Store, project: str, *, before: int, keep_graded: bool = False, with_content: bool = False
+) -> list[str]:
     """Episodes of which nothing came since a time (nanoseconds UTC, of the server's clock).
 
     Args:
         keep_graded: leave out those that have a reward.
+        with_content: leave out those whose content is deleted.
     """
     raw, episode, reward = t.raw_event.c, t.episode.c, t.reward.c
     with store.read() as connection:
@@ -149,6 +177,10 @@ def old_episodes(store: Store, project: str, *, before: int, keep_graded: bool =
         if keep_graded:
             graded = select(reward.episode_key).where(reward.project_id == project_id)
             query = query.where(episode.key.not_in(graded))
+        if with_content:
+            stone = t.tombstone.c
+            gone = select(stone.id).where(stone.project_id == project_id, stone.kind == "content")
+            query = query.where(episode.id.not_in(gone))
         return list(connection.execute(query.order_by(episode.first_pos)).scalars())
 
 
@@ -201,7 +233,9 @@ def carry_out(
     """
     found = deletion(store, project, key)
     while found.state != "done":
-        if found.state == "erasing":
+        if found.what == "blobs":
+            _collect(store, project, key, blobs)
+        elif found.state == "erasing":
             store.perform(project, lambda tx: _erase(tx, key, project, blobs)).result()
         else:
             _sweep(store, project, key)
@@ -224,7 +258,7 @@ def resume(store: Store, *, blobs: Blobs | None = None) -> int:
 
 def _read(connection: Connection, project_id: int, *where: Any, limit: int | None = None) -> list[Deletion]:
     c, stone = t.deletion.c, t.tombstone.c
-    mine = (stone.project_id == c.project_id, stone.deletion_key == c.key, stone.kind == "episode")
+    mine = (stone.project_id == c.project_id, stone.deletion_key == c.key, stone.kind.in_(_OF_EPISODES))
     count = select(func.count()).where(*mine)
     rows = connection.execute(
         select(
@@ -238,12 +272,17 @@ def _read(connection: Connection, project_id: int, *where: Any, limit: int | Non
     ).all()
     held = t.deletion_export.c
     exports: dict[int, list[str]] = {}
+    locations: dict[int, list[str]] = {}
+    made = (t.export.c.project_id == held.project_id) & (t.export.c.manifest_hash == held.export_hash)
     for export in connection.execute(
-        select(held.deletion_key, held.export_hash)
+        select(held.deletion_key, held.export_hash, t.export.c.location)
+        .select_from(t.deletion_export.outerjoin(t.export, made))
         .where(held.project_id == project_id, held.deletion_key.in_([row.key for row in rows]))
         .order_by(held.export_hash)
     ):
         exports.setdefault(export.deletion_key, []).append(export.export_hash)
+        if export.location is not None:
+            locations.setdefault(export.deletion_key, []).append(export.location)
     return [
         Deletion(
             id=row.key,
@@ -259,6 +298,7 @@ def _read(connection: Connection, project_id: int, *where: Any, limit: int | Non
             contents=row.num_contents,
             blobs=row.num_blobs,
             exports=tuple(exports.get(row.key, ())),
+            export_locations=tuple(locations.get(row.key, ())),
         )
         for row in rows
     ]
@@ -276,8 +316,11 @@ def _deletion_of(connection: Connection, project_id: int, name: tuple[str, str])
 def _request(tx: Transaction, episode_ids: Iterable[str], what: What, name: str, reason: str | None) -> int:
     key = _open(tx, what, name, reason)
     episode, stone = t.episode.c, t.tombstone.c
+    kind = "content" if what == "content" else "episode"
     for chunk in chunks(sorted(set(episode_ids))):
-        is_buried = select(stone.id).where(stone.project_id == tx.project_id, stone.kind == "episode")
+        is_buried = select(stone.id).where(
+            stone.project_id == tx.project_id, stone.kind.in_({kind, "episode"})
+        )
         rows = tx.connection.execute(
             select(episode.key, episode.id, episode.first_pos).where(
                 episode.project_id == tx.project_id,
@@ -287,10 +330,13 @@ def _request(tx: Transaction, episode_ids: Iterable[str], what: What, name: str,
             )
         ).all()
         for row in rows:
-            stone_of = {"kind": "episode", "id": row.id, "first_pos": row.first_pos}
+            stone_of = {"kind": kind, "id": row.id, "first_pos": row.first_pos}
             _bury(tx, key, reason, **stone_of)
         keys = [row.key for row in rows]
-        _name_exports(tx, key, t.consumption.c.episode_key.in_(keys))
+        first = min((row.first_pos for row in rows), default=None)
+        _name_exports(tx, key, t.consumption.c.episode_key.in_(keys), first_pos=first)
+        if kind == "content":
+            continue
         # Nothing lists it from here on; its rows lie there until they are erased.
         this = (episode.project_id == tx.project_id, episode.key.in_(keys))
         tx.connection.execute(t.episode.update().where(*this).values(first_pos=None))
@@ -300,16 +346,18 @@ def _request(tx: Transaction, episode_ids: Iterable[str], what: What, name: str,
 def _request_project(tx: Transaction, project: str, reason: str | None) -> int:
     key = _open(tx, "project", project, reason)
     _bury(tx, key, reason, kind="project", id=project)
-    _name_exports(tx, key)
+    _name_exports(tx, key, first_pos=0)
     return key
 
 
-def _open(tx: Transaction, what: What, name: str, reason: str | None) -> int:
+def _open(tx: Transaction, what: What, name: str, reason: str | None, *, before: int | None = None) -> int:
     key = tx.new_key()
     nothing = dict.fromkeys(("num_events", "num_rows", "num_contents", "num_blobs"), 0)
     row = {"project_id": tx.project_id, "key": key, "what": what, "name": name, "reason": reason}
     tx.connection.execute(
-        t.deletion.insert().values(**row, **nothing, num_positions=1, state="erasing", requested_at=tx.now)
+        t.deletion.insert().values(
+            **row, **nothing, num_positions=1, state="erasing", requested_at=tx.now, before_at=before
+        )
     )
     return key
 
@@ -320,14 +368,23 @@ def _bury(tx: Transaction, deletion_key: int, reason: str | None, **of: Any) -> 
     tx.connection.execute(t.tombstone.insert().values(**row, deletion_key=deletion_key, **of))
 
 
-def _name_exports(tx: Transaction, key: int, *where: Any) -> None:
-    consumed, held = t.consumption.c, t.deletion_export.c
+def _name_exports(tx: Transaction, key: int, *where: Any, first_pos: int | None) -> None:
+    """Note the exports that may hold it: those that were trained on with it, and those of a later snapshot.
+
+    Args:
+        first_pos: where the first event of it lies; None: nowhere.
+    """
+    export, consumed, held = t.export.c, t.consumption.c, t.deletion_export.c
     known = select(held.export_hash).where(held.project_id == tx.project_id, held.deletion_key == key)
-    found = (
-        select(consumed.export_hash)
-        .where(consumed.project_id == tx.project_id, consumed.export_hash.not_in(known), *where)
-        .distinct()
+    trained = select(consumed.export_hash).where(
+        consumed.project_id == tx.project_id, consumed.export_hash.not_in(known), *where
     )
+    later = select(export.manifest_hash).where(
+        export.project_id == tx.project_id,
+        export.manifest_hash.not_in(known),
+        export.snapshot_pos >= first_pos,
+    )
+    found = union(trained, later)
     for hash_ in tx.connection.execute(found).scalars().all():
         row = {"project_id": tx.project_id, "deletion_key": key, "export_hash": hash_}
         tx.connection.execute(t.deletion_export.insert().values(**row))
@@ -346,18 +403,47 @@ def _erase(tx: Transaction, key: int, project: str, blobs: Blobs | None) -> None
     found = tx.connection.execute(
         select(episode.key, episode.id)
         .join(t.tombstone, (stone.project_id == episode.project_id) & (stone.id == episode.id))
-        .where(*this, stone.kind == "episode", stone.erased_at.is_(None))
+        .where(*this, stone.kind.in_(_OF_EPISODES), stone.erased_at.is_(None))
         .limit(1)
     ).one_or_none()
     if found is None:
         _count(tx, key, Erased(is_done=True), after="sweeping")
         return
-    erased = erase_some(tx, found.key, project=project, blobs=blobs)
+    if what == "content":
+        rewrite(tx, Scope("episode", found.id), stripped)
+        erased = Erased(is_done=True)
+    else:
+        erased = erase_some(tx, found.key, project=project, blobs=blobs)
     if erased.is_done:
-        mine = (*this, stone.kind == "episode", stone.id == found.id)
+        mine = (*this, stone.kind.in_(_OF_EPISODES), stone.id == found.id)
         tx.connection.execute(t.tombstone.update().where(*mine).values(erased_at=tx.now))
         erased.is_done = False
     _count(tx, key, erased, after="sweeping")
+
+
+def _collect(store: Store, project: str, key: int, blobs: Blobs | None) -> None:
+    """Take blobs that no event names. Whether one does is asked in the step that takes it."""
+    c = t.deletion.c
+    with store.read() as connection:
+        project_id = find_project(connection, project)
+        before = connection.execute(
+            select(c.before_at).where(c.project_id == project_id, c.key == key)
+        ).scalar_one()
+    names = [] if blobs is None else list(blobs.sent_before(project, before))
+    for chunk in chunks(names):
+        assert blobs is not None
+        step = partial(_collect_some, key=key, project=project, names=chunk, blobs=blobs)
+        store.perform(project, step).result()
+    store.perform(project, lambda tx: _count(tx, key, Erased(is_done=True), after="done")).result()
+
+
+def _collect_some(tx: Transaction, *, key: int, project: str, names: Sequence[str], blobs: Blobs) -> None:
+    c = t.blob.c
+    here = select(c.hash).where(c.project_id == tx.project_id, c.hash.in_(names))
+    unused = sorted(set(names) - set(tx.connection.execute(here).scalars()))
+    for name in unused:
+        blobs.remove(project, name)
+    _count(tx, key, Erased(blobs=len(unused)), after="done")
 
 
 def _count(tx: Transaction, key: int, erased: Erased, *, after: str, contents: int = 0) -> None:

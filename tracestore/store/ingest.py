@@ -30,6 +30,7 @@ from tracestore.store.replace import Log, Logged, PhaseName, Scope, forget, read
 from tracestore.store.requests import RequestMemory
 from tracestore.store.rules import PROMPT, Change, spread, without_ids
 from tracestore.store.spelled import Spelled, SpelledIds, call_of
+from tracestore.store.strip import stripped
 from tracestore.store.tombstones import deleted_names
 from tracestore.store.transaction import Entity, Transaction
 from tracestore.wire.agent import Agent
@@ -153,7 +154,7 @@ class _Writer:
     def prefetch(self, batch: Sequence[Prepared]) -> None:
         """Look up, in a few statements, everything the batch may refer to."""
         if self._tx.memory.has_tombstones:
-            names = (name for one in batch for name in _belongs_to(one.event))
+            names = (name for one in batch for name in (*_belongs_to(one.event), *_content_of(one.event)))
             self._deleted = deleted_names(self._tx.connection, self._tx.project_id, names)
         self._prefetch_rows(batch)
         ids: dict[str, set[str]] = defaultdict(set)
@@ -186,7 +187,7 @@ class _Writer:
     # --- One event --------------------------------------------------------------------------------
 
     def apply(self, prepared: Prepared) -> Status:
-        prepared, spelled = self._without_ids(prepared)
+        prepared, spelled = self._as_kept(prepared)
         event = prepared.event
         phases = self._seen[event.kind, event.id]
         same = phases.get(prepared.phase)
@@ -240,8 +241,13 @@ class _Writer:
             or bool(state.children.get(call_id))
         )
 
-    def _without_ids(self, prepared: Prepared) -> tuple[Prepared, Spelled]:
-        """An event without token ids that are not kept, and what of its call it adds to those."""
+    def _as_kept(self, prepared: Prepared) -> tuple[Prepared, Spelled]:
+        """An event without what is not kept of it, and which token ids of its call it adds to that."""
+        if self._deleted and not self._deleted.isdisjoint(_content_of(prepared.event)):
+            found = stripped(prepared.event)
+            if found is not None:
+                text = encode(found.event, arrays="base64")
+                prepared = prepare(found.event, text, requests=RequestMemory())
         if not self._tx.memory.rules.known:
             return prepared, frozenset()
         return self._spelled.without(prepared), self._spelled.news(prepared)
@@ -322,7 +328,7 @@ class _Writer:
         It must agree with the other phases and completions as they are now, so what two events both tell
         cannot change in later revisions of both: the first of them would contradict the other one still.
         """
-        prepared, spelled = self._without_ids(prepared)
+        prepared, spelled = self._as_kept(prepared)
         event = prepared.event
         phases = self._seen[event.kind, event.id]
         same = phases.get(prepared.phase)
@@ -595,6 +601,13 @@ def _belongs_to(event: AnyEvent) -> Iterable[tuple[str, str]]:
         yield "call", event.call_id
     elif isinstance(event, Call):
         yield "agent", event.agent_id
+
+
+def _content_of(event: AnyEvent) -> Iterable[tuple[str, str]]:
+    """(kind, id) of the tombstone of an episode that keeps its measures alone."""
+    episode_id = episode_id_of(event)
+    if episode_id is not None:
+        yield "content", episode_id
 
 
 def _names(prepared: Prepared) -> Iterable[tuple[str, str]]:

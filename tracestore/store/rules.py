@@ -209,7 +209,7 @@ _How = Literal["text", "raw", "model", "models"]
 
 
 @cache
-def _fields(model: type[BaseModel]) -> Mapping[str, _How]:
+def fields_of(model: type[BaseModel]) -> Mapping[str, _How]:
     """The fields of a model that may hold text."""
     found: dict[str, _How] = {}
     for name, info in model.model_fields.items():
@@ -239,7 +239,7 @@ class _Pen:
     def model(self, model: Any, states: Sequence[_State]) -> Any:
         changes: dict[str, Any] = {}
         kind: type[BaseModel] = type(model)
-        for name, how in _fields(kind).items():
+        for name, how in fields_of(kind).items():
             value = getattr(model, name) if name in model.model_fields_set else None
             below = () if value is None else _below(states, name)
             if below:

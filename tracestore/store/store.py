@@ -21,7 +21,7 @@ from tracestore.store.ingest import Outcome
 from tracestore.store.load import load_context, load_entity, load_events
 from tracestore.store.prepare import prepare
 from tracestore.store.requests import RequestMemory
-from tracestore.store.tombstones import require_not_deleted, tombstones
+from tracestore.store.tombstones import require_content, require_not_deleted, tombstones
 from tracestore.store.transaction import Transaction
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Call
@@ -145,12 +145,13 @@ class Store:
 
         Raises:
             NotFound: no such call.
-            Deleted: it was, or its episode, or its project.
+            Deleted: it was, or its episode, or its project, or their content.
         """
         with self.read() as connection:
             project_id = query.find_project(connection, project)
             if project_id is not None:
                 require_not_deleted(connection, project_id, "call", call_id)
+                require_content(connection, project_id, call_id)
             call = None if project_id is None else load_entity(connection, project_id, "call", call_id)
         if not isinstance(call, Call):
             raise NotFound(call_id=call_id, project=project)
@@ -161,12 +162,13 @@ class Store:
 
         Raises:
             NotFound: no such call, or its context is not known because its parent has not come.
-            Deleted: it was, or its episode, or its project.
+            Deleted: it was, or its episode, or its project, or their content.
         """
         with self.read() as connection:
             project_id = query.find_project(connection, project)
             if project_id is not None:
                 require_not_deleted(connection, project_id, "call", call_id)
+                require_content(connection, project_id, call_id)
             found = None if project_id is None else load_context(connection, project_id, call_id)
         if found is None:
             raise NotFound(

@@ -201,7 +201,8 @@ deletion = _table(
     Column("num_rows", BigInteger, nullable=False),
     Column("num_contents", BigInteger, nullable=False),
     Column("num_blobs", BigInteger, nullable=False),
-    _one_of("what", "episode", "project", "age"),
+    Column("before_at", BigInteger),  # what came before this time goes; NULL: not chosen by time
+    _one_of("what", "episode", "project", "age", "content", "blobs"),
     _one_of("state", "erasing", "sweeping", "done"),
 )
 
@@ -214,7 +215,8 @@ deletion_export = _table(
     rowid=False,
 )
 
-# What is left of something deleted: posting to its id again is refused.
+# What is left of something deleted: posting to its id again is refused. Of the kind `content`: an episode
+# that keeps its measures alone, and what is posted to it late loses its content too.
 tombstone = _table(
     "tombstone",
     Column("kind", Text, nullable=False),

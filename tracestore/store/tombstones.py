@@ -6,7 +6,18 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, Connection, Select, Text, bindparam, cast, literal, select, union_all
+from sqlalchemy import (
+    BigInteger,
+    CompoundSelect,
+    Connection,
+    Select,
+    Text,
+    bindparam,
+    cast,
+    literal,
+    select,
+    union_all,
+)
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
@@ -57,6 +68,25 @@ def _stone_of(is_call: bool) -> Select[Any]:
     )
 
 
+def require_content(connection: Connection, project_id: int, call_id: str) -> None:
+    """Refuse to look for what a call read and answered where only its measures are kept.
+
+    Raises:
+        Deleted: the content of its episode was.
+    """
+    stone, call, episode = t.tombstone.c, t.call.c, t.episode.c
+    rows = t.call.join(
+        t.episode, (episode.project_id == call.project_id) & (episode.key == call.episode_key)
+    ).join(t.tombstone, (stone.project_id == episode.project_id) & (stone.id == episode.id))
+    found = connection.execute(
+        select(stone.kind, stone.id, stone.deleted_at, stone.deletion_key)
+        .select_from(rows)
+        .where(call.project_id == project_id, call.id == call_id, stone.kind == "content")
+    ).one_or_none()
+    if found is not None:
+        raise Deleted(**found._mapping, hint="its measures are kept: usage, times, statuses, rewards")
+
+
 def deleted_names(
     connection: Connection, project_id: int, names: Iterable[tuple[str, str]]
 ) -> set[tuple[str, str]]:
@@ -80,21 +110,33 @@ def deleted_names(
 def deleted_between(connection: Connection, project_id: int, at: int) -> Any:
     """What was there at a snapshot and was deleted after it: an episode, the project, or text that rules
     took; None: nothing."""
+    return connection.execute(_gone_since(project_id, at).limit(1)).first()
+
+
+def gone_since(connection: Connection, project_id: int, at: int) -> list[tuple[str, str]]:
+    """(kind, id) of all of that."""
+    found = _gone_since(project_id, at).subquery()
+    rows = connection.execute(select(found.c.kind, found.c.id).order_by(found.c.kind, found.c.id))
+    return [(row.kind, row.id) for row in rows]
+
+
+def _gone_since(project_id: int, at: int) -> CompoundSelect[Any]:
     stone, redaction = t.tombstone.c, t.redaction.c
-    is_whole = (stone.kind == "project") | ((stone.kind == "episode") & (stone.first_pos <= at))
+    of_episode = stone.kind.in_(("episode", "content")) & (stone.first_pos <= at)
+    is_whole = (stone.kind == "project") | of_episode
     deleted = select(stone.kind, stone.id).where(stone.project_id == project_id, stone.pos > at, is_whole)
     redacted = select(literal("redaction").label("kind"), cast(redaction.key, Text).label("id")).where(
         redaction.project_id == project_id, redaction.last_pos > at, redaction.first_pos <= at
     )
-    return connection.execute(union_all(deleted, redacted).limit(1)).first()
+    return union_all(deleted, redacted)
 
 
 def tombstones(connection: Connection, project_id: int, *, at: int) -> tuple[dict[str, Any], ...]:
-    """The deleted episodes of a project at a snapshot, as manifests list them."""
+    """The episodes of a project that are deleted at a snapshot, or their content, as manifests list them."""
     stone = t.tombstone.c
     rows = connection.execute(
         select(stone.kind, stone.id, stone.pos)
-        .where(stone.project_id == project_id, stone.pos <= at, stone.kind == "episode")
+        .where(stone.project_id == project_id, stone.pos <= at, stone.kind.in_(("episode", "content")))
         .order_by(stone.pos, stone.id)
     )
     return tuple(dict(row._mapping) for row in rows)

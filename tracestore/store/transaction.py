@@ -75,7 +75,7 @@ class Memory:
         """What of the project is being deleted or redacted. It stays true: every step of that drops this
         memory."""
         tombstone, doomed = t.tombstone.c, t.doomed.c
-        kinds, names = ("project", "episode", "agent", "call"), [table.name for table in SWEPT]
+        kinds, names = ("project", "episode", "content", "agent", "call"), [table.name for table in SWEPT]
         stones = select(tombstone.id).where(
             tombstone.project_id == self.project_id, tombstone.kind.in_(kinds)
         )

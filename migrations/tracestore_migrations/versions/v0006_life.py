@@ -1,5 +1,5 @@
-"""Deletions and redactions: what was asked for, what is still to be swept, which exports hold what is gone; and
-indexes of episodes by what lists filter.
+"""Deletions and redactions: what was asked for, what is still to be swept, which exports hold what is gone;
+and indexes of episodes by what lists filter.
 
 Rows that exist stay as they are; their tombstones, of which there are none yet, have no deletion. The table
 `redaction` is made anew: nothing ever wrote to it.
@@ -29,7 +29,11 @@ def upgrade() -> None:
         *_whole("num_positions", "num_events", "num_rows", "num_contents", "num_blobs"),
         sa.PrimaryKeyConstraint("project_id", "key", name="pk_deletion"),
         sa.ForeignKeyConstraint(["project_id"], ["project.project_id"], name="fk_deletion_project_id"),
-        sa.CheckConstraint("what IN ('episode', 'project', 'age')", name=op.f("ck_deletion_what_is_known")),
+        sa.Column("before_at", sa.BigInteger()),
+        sa.CheckConstraint(
+            "what IN ('episode', 'project', 'age', 'content', 'blobs')",
+            name=op.f("ck_deletion_what_is_known"),
+        ),
         sa.CheckConstraint(
             "state IN ('erasing', 'sweeping', 'done')", name=op.f("ck_deletion_state_is_known")
         ),

@@ -88,6 +88,9 @@ class Blobs(Protocol):
         What was there under the name is replaced: a damaged blob is put right by sending it again.
         """
 
+    def sent_before(self, project: str, at: int) -> Iterator[str]:
+        """The blobs of a project that were last sent before a time, nanoseconds UTC."""
+
     def remove(self, project: str, name: str) -> None:
         """Take a blob away for good, or nothing where there is none; returns when that is durable."""
 

@@ -57,6 +57,12 @@ class FolderBlobs:
         os.rename(file, target)
         self._sync(target)
 
+    def sent_before(self, project: str, at: int) -> Iterator[str]:
+        for file in (self._folder / folder_of(project)).glob("??/*"):
+            with suppress(FileNotFoundError):
+                if file.stat().st_mtime_ns < at:
+                    yield file.name
+
     def remove(self, project: str, name: str) -> None:
         with disk_errors(name), suppress(FileNotFoundError):
             file = self._file(project, name)

@@ -118,6 +118,14 @@ class ObjectBlobs:
         with _object_errors(name):
             self._client.upload_file(str(file), self._bucket, self._key(project, name), Config=_TRANSFER)
 
+    def sent_before(self, project: str, at: int) -> Iterator[str]:
+        prefix = self._key(project, "")
+        with _object_errors(prefix):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+            for found in (one for page in pages for one in page.get("Contents", ())):
+                if found["LastModified"].timestamp() * 10**9 < at:
+                    yield found["Key"].removeprefix(prefix)
+
     def remove(self, project: str, name: str) -> None:
         with _object_errors(name):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(project, name))

@@ -1,0 +1,71 @@
+"""Exports that were made of a project: a deletion names those that may hold what is gone.
+
+To register one takes no commit position, or each export would make a new snapshot of the same events.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+
+from tracestore.store import tables as t
+from tracestore.store.engine import writer
+from tracestore.store.store import Store
+from tracestore.store.tombstones import gone_since
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What is kept of an export."""
+
+    manifest_hash: str
+    location: str
+    """Where it was written, in the words of whoever wrote it."""
+    spec: str
+    snapshot: int
+    sampled_tokens: int
+    trained_tokens: int
+    shards: Sequence[Mapping[str, Any]]
+    """Columns of each: file, num_rows, num_tokens, trained_tokens, sha256, content_hash."""
+
+
+def register(store: Store, project: str, made: Made) -> None:
+    """Note an export; one of the same manifest hash is the same, wherever it was written first."""
+    p, e = t.project.c, t.export.c
+    with writer(store.engine).begin() as connection:
+        project_id, key = connection.execute(
+            select(p.project_id, p.next_key).where(p.name == project).with_for_update()
+        ).one()
+        known = select(e.key).where(e.project_id == project_id, e.manifest_hash == made.manifest_hash)
+        if connection.execute(known).first() is not None:
+            return
+        connection.execute(
+            t.export.insert().values(
+                project_id=project_id,
+                key=key,
+                manifest_hash=made.manifest_hash,
+                location=made.location,
+                spec=made.spec,
+                snapshot_pos=made.snapshot,
+                sampled_tokens=made.sampled_tokens,
+                trained_tokens=made.trained_tokens,
+                created_at=time.time_ns(),
+            )
+        )
+        for place, shard in enumerate(made.shards, start=1):
+            row = {"project_id": project_id, "key": key + place, "export_key": key}
+            connection.execute(t.shard.insert().values(**row, **shard))
+        this = t.project.update().where(p.project_id == project_id)
+        connection.execute(this.values(next_key=key + len(made.shards) + 1))
+
+
+def gone(store: Store, project: str, *, snapshot: int) -> list[tuple[str, str]]:
+    """(kind, id) of what was there at a snapshot and was deleted or redacted after it."""
+    p = t.project.c
+    with store.read() as connection:
+        project_id = connection.execute(select(p.project_id).where(p.name == project)).scalar()
+        return [] if project_id is None else gone_since(connection, project_id, snapshot)
