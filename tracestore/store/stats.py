@@ -201,9 +201,7 @@ def _before(parents: Mapping[int, int | None], node: int, num_messages: int | No
 def _table_bytes(connection: Connection) -> dict[str, int] | None:
     """Bytes of each table with its indexes; None where this build of SQLite cannot tell."""
     if connection.dialect.name != "sqlite":
-        names = "SELECT relname, pg_total_relation_size(oid) FROM pg_class WHERE relkind IN ('r', 'p')"
-        here = f"{names} AND relnamespace = current_schema()::regnamespace"
-        return {name: int(size) for name, size in connection.execute(text(here))}
+        return {name: int(size) for name, size in connection.execute(text(_POSTGRESQL_BYTES))}
     compiled = connection.execute(text("PRAGMA compile_options")).scalars()
     if "ENABLE_DBSTAT_VTAB" not in set(compiled):
         return None
@@ -212,6 +210,16 @@ def _table_bytes(connection: Connection) -> dict[str, int] | None:
         " WHERE s.aggregate = TRUE GROUP BY m.tbl_name"
     )
     return {name: int(size) for name, size in connection.execute(text(pages))}
+
+
+# A partitioned table has no bytes of its own.
+_POSTGRESQL_BYTES = """
+SELECT c.relname,
+       coalesce((SELECT sum(pg_total_relation_size(p.relid)) FROM pg_partition_tree(c.oid) p WHERE p.isleaf),
+                pg_total_relation_size(c.oid))
+  FROM pg_class c
+ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relnamespace = current_schema()::regnamespace
+"""
 
 
 def _database_bytes(connection: Connection) -> int:

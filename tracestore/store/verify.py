@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from sqlalchemy import Connection, Table, func, select, text
+from sqlalchemy import Connection, ForeignKeyConstraint, Table, exists, func, select
 
 from tracestore.graph.build import build
 from tracestore.graph.context import context
@@ -32,6 +33,8 @@ from tracestore.store.store import Store
 
 _CONTENTS_AT_ONCE = 5000
 _ROWS_IN_HAND = 100
+_DANGLING_AT_MOST = 100
+"""Findings of one foreign key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,16 +233,36 @@ class _Checker:
         return after + 1, 1, findings
 
     def foreign_keys(self, after: int) -> _Piece:
-        """SQLite can be told to look the other way; PostgreSQL cannot."""
-        names = sorted(t.metadata.tables)
-        if self._connection.dialect.name != "sqlite" or after + 1 == len(names):
+        """Every row that is referred to is there. Both databases can be told to look the other way."""
+        tables = sorted(t.metadata.tables.values(), key=attrgetter("name"))
+        if after + 1 == len(tables):
             return None, 0, []
-        rows = self._connection.execute(text(f"PRAGMA foreign_key_check({names[after + 1]})"))
+        table = tables[after + 1]
         findings = [
-            Finding("foreign_key", f"{table} row {rowid}", f"refers to no row of {parent}")
-            for table, rowid, parent, _ in rows
+            finding
+            for constraint in table.foreign_key_constraints
+            if constraint.referred_table is not t.project
+            for finding in self._dangling(table, constraint)
         ]
         return after + 1, 1, findings
+
+    def _dangling(self, table: Table, constraint: ForeignKeyConstraint) -> Iterator[Finding]:
+        pairs = [(element.parent, element.column) for element in constraint.elements]
+        target = constraint.referred_table.alias("referred")
+        is_there = exists().where(*(target.c[to.name] == column for column, to in pairs))
+        column = pairs[-1][0]
+        rows = self._connection.execute(
+            select(*table.primary_key.columns, column.label("referred_to"))
+            .where(table.c.project_id == self._project_id, column.is_not(None), ~is_there)
+            .limit(_DANGLING_AT_MOST)
+        )
+        for *key, referred_to in rows:
+            name = " ".join(str(part) for part in key[1:])
+            yield Finding(
+                "foreign_key",
+                f"{table.name} {name}",
+                f"{column.name} {referred_to} is no row of {constraint.referred_table.name}",
+            )
 
     def episodes(self, after: int) -> _Piece:
         """What is derived and stored is what the events give when derived again."""
