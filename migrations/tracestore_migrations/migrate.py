@@ -32,6 +32,8 @@ class Progress(NamedTuple):
     step: str
     num_rows: int
     """Rows of this step that are done."""
+    num_new_rows: int
+    """Those of the last batch."""
 
 
 Heard = Callable[[Progress], None]
@@ -89,7 +91,7 @@ def _advance(engine: Engine, *, rows_at_once: int, heard: Heard) -> bool:
                         return False
                     place, name, batch, total = _take(connection, place, script, limit=left)
                     left -= batch
-                    heard(Progress(script.revision, name, total))
+                    heard(Progress(script.revision, name, total, batch))
         if place.done != before:
             schema.replace_views(connection)
             give(connection, place.given)

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 from tests import factories as make
 from tests.databases import empty_store
 from tests.factories import call, posted, user
 from tests.serving import Connection, running_server
+from tests.store.servers import postgresql
 from tracestore.cli.main import main
 from tracestore.store import Store
-from tracestore.store.backup import BadBackup, FileThere, backup, blobs_of, restore
+from tracestore.store.backup import BadBackup, BlobsWithoutPlace, FileThere, backup, blobs_of, restore
 from tracestore.store.blobs import open_blobs
-from tracestore.store.engine import BadUrl, NoStore
+from tracestore.store.engine import NoStore
 from tracestore.store.verify import verify
+from tracestore_migrations import check
 
 
 def unheard(copied: int, pages: int) -> None:
@@ -110,7 +116,7 @@ def test_payloads_come_along_and_a_restored_store_is_the_same(tmp_path: Path) ->
     copied = backup(url, tmp_path / "copy.db", blobs=tmp_path / "t.db.blobs", heard=unheard)
     assert (copied.blobs, copied.blob_bytes) == (1, 5)
     again = f"sqlite:///{tmp_path / 'again.db'}"
-    restored = restore(tmp_path / "copy.db", again, heard=unheard)
+    restored = restore(tmp_path / "copy.db", again, blobs=None, heard=unheard)
     assert restored.positions == copied.positions == {"p": 3}
     assert b"".join(open_blobs(str(tmp_path / "again.db.blobs")).read("p", name, start=0, stop=5)) == b"image"
     with Store.open(url) as old, Store.open(again, create=False) as new:
@@ -123,11 +129,11 @@ def test_nothing_is_written_over_and_nothing_is_left_of_what_failed(tmp_path: Pa
     with pytest.raises(FileThere):
         backup(url, tmp_path / "there.db", blobs=None, heard=unheard)
     with pytest.raises(FileThere):
-        restore(tmp_path / "there.db", url, heard=unheard)
+        restore(tmp_path / "there.db", url, blobs=None, heard=unheard)
     with pytest.raises(NoStore):
         backup(f"sqlite:///{tmp_path / 'none.db'}", tmp_path / "copy.db", blobs=None, heard=unheard)
     with pytest.raises(BadBackup, match="store"):
-        restore(tmp_path / "there.db", f"sqlite:///{tmp_path / 'new.db'}", heard=unheard)
+        restore(tmp_path / "there.db", f"sqlite:///{tmp_path / 'new.db'}", blobs=None, heard=unheard)
     (tmp_path / "t.db.blobs" / "aa" / "bb").mkdir(parents=True)
     (tmp_path / "t.db.blobs" / "aa" / "bb" / ("b" * 64)).write_bytes(b"other bytes")
     with pytest.raises(BadBackup, match="hash"):
@@ -148,9 +154,82 @@ def test_a_damaged_backup_is_refused(tmp_path: Path) -> None:
     assert not blobs_of(tmp_path / "copy.db").exists()
 
 
-def test_postgresql_is_told_its_own_tools() -> None:
-    with pytest.raises(BadUrl, match="pg_dump"):
-        backup("postgresql://localhost/x", Path("copy"), blobs=None, heard=unheard)
+WRITER = """
+import sys
+from tests.store.test_backup import fill
+from tracestore.store import Store
+
+with Store.open(sys.argv[1], create=False) as store:
+    number = 0
+    while True:
+        fill(store, number)
+        number += 1
+        print(number, flush=True)
+"""
+
+
+@contextmanager
+def another_process_writing(url: str) -> Iterator[Callable[[], int]]:
+    """A process that ingests one episode after the other; gives how many it has been told are on disk."""
+    acknowledged = [0]
+
+    def listen() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            acknowledged[0] = int(line)
+
+    process = subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True)
+    listener = threading.Thread(target=listen)
+    listener.start()
+    try:
+        yield lambda: acknowledged[0]
+    finally:
+        process.kill()
+        process.wait()
+        listener.join()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_a_backup_of_postgresql_holds_all_that_was_acknowledged_and_makes_either_database_again(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "copy.db"
+    with postgresql() as url:
+        Store.open(url).close()
+        with another_process_writing(url) as acknowledged:
+            while acknowledged() < 20:
+                time.sleep(0.01)
+            before = acknowledged()
+            copied = backup(url, file, blobs=None, heard=unheard)
+            while acknowledged() < before + 5:  # the other process goes on
+                time.sleep(0.01)
+        # Three events each: a whole number of them, and no more than had begun.
+        assert 3 * before <= copied.positions["p"] <= 3 * (acknowledged() + 1)
+        with Store.open(f"sqlite:///{file}", create=False) as store:
+            assert check(store.engine) == []
+            report = verify(store, "p")
+            assert report.problems == ()
+            assert report.num_events == copied.positions["p"]
+        with pytest.raises(FileThere, match="empty"):
+            restore(file, url, blobs=None, heard=unheard)
+        again = make_url(url).set(database="again").render_as_string(hide_password=False)
+        with Store.open(url) as live, Store.open(f"sqlite:///{file}") as store:
+            with live.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.exec_driver_sql("CREATE DATABASE again")
+            restored = restore(file, again, blobs=None, heard=unheard)
+            assert restored.positions == copied.positions
+            with Store.open(again, create=False) as new:
+                assert check(new.engine) == []
+                assert verify(new, "p").problems == ()
+                assert new.load_graph("p", "e0") == store.load_graph("p", "e0") == live.load_graph("p", "e0")
+
+
+def test_a_backup_with_payloads_is_not_restored_without_a_place_for_them(tmp_path: Path) -> None:
+    empty_store(tmp_path / "t.db")
+    blobs_of(tmp_path / "t.db").mkdir()
+    with pytest.raises(BlobsWithoutPlace, match="--blobs"):
+        restore(tmp_path / "t.db", "postgresql://localhost/x", blobs=None, heard=unheard)
 
 
 def test_the_verbs_say_what_they_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,12 @@ import pytest
 from sqlalchemy import text
 
 from tests import factories as make
+from tests.databases import empty_store
 from tests.factories import answer, assistant, call, posted, subagent, user
 from tests.store.servers import postgresql
 from tracestore.cli.main import main
 from tracestore.store import Store
+from tracestore.store.delete import delete_episode, delete_project
 from tracestore.store.engine import writer
 from tracestore.store.parquet import EpisodeState, ExportInHand, NotOurFolder, Part, export_parquet, plan
 from tracestore.store.schema import view_statements
@@ -48,7 +50,7 @@ def store_of(url: str) -> Store:
         make.tool_call(),
         make.candidate_set("s", make.member("c1", 0), make.member("c1", 1)),
         make.selection("x", "s", 1),
-        make.compaction(before_call_id="c0", replaced_call_ids=("c0",)),
+        make.compaction(before_call_id="c0", after_call_id="c1", replaced_call_ids=("c0",)),
         make.reward(value=0.1),
         make.gap(),
         make.consumption(),
@@ -145,6 +147,21 @@ def test_what_is_deleted_goes_with_its_files(tmp_path: Path) -> None:
         assert counted(store, folder) == (0, 1, 2)
         assert {row[:2] for row in in_files(folder, "calls")} == {("p", "e0")}
         assert {path.parent.name for path in files(folder)} == {"project-1"}
+
+
+def test_what_was_asked_to_be_deleted_goes_at_the_next_run_before_its_rows_are_erased(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with Store.open(empty_store(tmp_path / "t.db")) as store:
+        ingest(store, "p", events_of("e0"))
+        ingest(store, "p", events_of("e1"))
+        ingest(store, "q", events_of("e0"))
+        assert counted(store, folder) == (3, 0, 0)
+        delete_episode(store, "p", "e1")
+        delete_project(store, "q")
+        assert counted(store, folder) == (0, 1, 2)
+        assert {row[:2] for row in in_files(folder, "calls")} == {("p", "e0")}
+        assert {path.parent.name for path in files(folder)} == {"project-1"}
+        assert export_parquet(store, folder, projects=["q"]).parts_written == 0
 
 
 def test_a_run_that_was_killed_is_made_good_by_the_next(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tests import factories as make
 from tests.factories import assistant, call, posted, user
+from tests.store.servers import postgresql
 from tracestore.store import Store
-from tracestore.store.stats import stats
+from tracestore.store.engine import connect
+from tracestore.store.stats import _table_bytes, stats
 from tracestore.store.tables import metadata
 
 
@@ -58,3 +60,43 @@ def test_ratios_of_nothing_are_unknown(store: Store) -> None:
         facts = stats(connection)
     assert (facts["projects"], facts["content_bytes"]) == (0, 0)
     assert (facts["dedup_ratio"], facts["compression"]) == (None, None)
+
+
+def test_postgresql_counts_the_same_and_says_what_its_tables_take(store: Store) -> None:
+    events = [
+        make.episode(),
+        make.agent(),
+        call("c0", [user("u" * 300)], make.answer("a", ids=[3]), prompt_ids=[1, 2]),
+        call("c1", [user("u" * 300), assistant("a"), user("v")], "b"),
+    ]
+    of_bytes = {"database_bytes", "tables"}
+    with postgresql() as url, Store.open(url) as other:
+        for each in (store, other):
+            each.ingest("p", [posted(event) for event in events])
+        with store.read() as small, other.read() as large:
+            ours, theirs = stats(small), stats(large)
+    assert {k: v for k, v in theirs.items() if k not in of_bytes} == {
+        k: v for k, v in ours.items() if k not in of_bytes
+    }
+    assert theirs["tokens"] == 3
+    for name, table in theirs["tables"].items():
+        assert table["rows"] == ours["tables"][name]["rows"]
+    # An empty table has its indexes, of a page each.
+    assert min(table["bytes"] for table in theirs["tables"].values()) >= 8192
+    assert sum(table["bytes"] for table in theirs["tables"].values()) < theirs["database_bytes"]
+
+
+def test_the_bytes_of_a_partitioned_table_are_those_of_its_partitions() -> None:
+    with postgresql() as url:
+        engine = connect(url)
+        with engine.begin() as connection:
+            for sql in (
+                "CREATE TABLE whole (id BIGINT PRIMARY KEY, t TEXT) PARTITION BY HASH (id)",
+                "CREATE TABLE one PARTITION OF whole FOR VALUES WITH (MODULUS 2, REMAINDER 0)",
+                "CREATE TABLE two PARTITION OF whole FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
+                "INSERT INTO whole SELECT n, repeat('x', 100) FROM generate_series(1, 1000) n",
+            ):
+                connection.exec_driver_sql(sql)
+            parts = "SELECT pg_total_relation_size('one') + pg_total_relation_size('two')"
+            assert _table_bytes(connection) == {"whole": connection.exec_driver_sql(parts).scalar()}
+        engine.dispose()

@@ -8,6 +8,7 @@ from sqlalchemy import text
 from tests import factories as make
 from tests.databases import tamper
 from tests.factories import answer, assistant, call, posted, user
+from tests.store.servers import postgresql
 from tracestore.store import Store
 from tracestore.store.engine import writer
 from tracestore.store.verify import verify, verify_from
@@ -98,3 +99,15 @@ def test_what_is_posted_during_a_check_neither_waits_nor_is_found_fault_with(fil
         assert piece.findings == ()
         posted_now = filled.ingest("p", [posted(make.reward(f"late {number}"))])
         assert [outcome.status for outcome in posted_now] == ["stored"]
+
+
+def test_a_reference_to_nothing_is_found_on_postgresql_too() -> None:
+    with postgresql() as url, Store.open(url) as store:
+        store.ingest("p", [posted(make.episode()), posted(make.agent()), posted(make.reward())])
+        assert verify(store, "p").problems == ()
+        with store.engine.begin() as connection:
+            connection.execute(text("SET LOCAL session_replication_role = replica"))
+            connection.execute(text("UPDATE reward SET agent_key = 77"))
+        [finding] = [one for one in verify(store, "p") if one.name == "foreign_key"]
+        assert finding.where.startswith("reward ")
+        assert finding.detail == "agent_key 77 is no row of agent"

@@ -9,10 +9,12 @@ from tracestore.cli import db_backup, db_parquet, db_stats, deletion, redaction,
 from tracestore.cli.common import (
     Subparsers,
     add_db_flag,
+    note,
     opened_engine,
     print_facts,
     print_json_line,
     print_line,
+    progress,
     verb_parser,
 )
 
@@ -27,7 +29,10 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     actions: Subparsers = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, help_ in (
-        ("upgrade", "make the schema, or bring it up to date; the rows stay"),
+        (
+            "upgrade",
+            "make the schema, or bring it up to date; the rows stay; killed, it goes on when run again",
+        ),
         ("check", "compare the schema with the declared one; exit code 1 where they differ"),
     ):
         add_db_flag(verb_parser(actions, name, help=help_, example=f"tracestore db {name}"))
@@ -45,11 +50,23 @@ def run(args: argparse.Namespace) -> int:
 
 def _upgrade(args: argparse.Namespace) -> int:
     from tracestore_migrations import current, upgrade
+    from tracestore_migrations.migrate import Progress
 
-    with opened_engine(args, create=True) as engine:
+    told: tuple[str, str] | None = None
+
+    with opened_engine(args, create=True) as engine, progress("upgrade", args=args, unit="rows") as advance:
         before = current(engine)
-        upgrade(engine)
-        print_facts({"revision_before": before, "revision": current(engine)}, args=args)
+
+        def heard(done: Progress) -> None:
+            nonlocal told
+            if before is not None and (done.revision, done.step) != told:
+                told = done.revision, done.step
+                note(f"to revision {done.revision}: {done.step}", args=args)
+            advance(done.num_new_rows)
+
+        upgrade(engine, heard=heard)
+        after = current(engine)
+    print_facts({"revision_before": before, "revision": after}, args=args)
     return 0
 
 

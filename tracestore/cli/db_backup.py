@@ -1,4 +1,4 @@
-"""`tracestore db backup` and `restore`: a whole copy of a SQLite store that may be in use, and back."""
+"""`tracestore db backup` and `restore`: a whole copy of a store that may be in use, and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def add_parsers(actions: Subparsers) -> None:
     parser = verb_parser(
         actions,
         "backup",
-        help="copy a SQLite store to one file while the server writes, and check the copy",
+        help="copy a store to one SQLite file while the server writes, and check the copy",
         example="tracestore db backup monday.db",
     )
     parser.add_argument("file", metavar="FILE", help="where to; nothing is written over")
@@ -29,10 +29,15 @@ def add_parsers(actions: Subparsers) -> None:
     parser = verb_parser(
         actions,
         "restore",
-        help="make a store of a backup, where there is none yet",
+        help="make a store of a backup, in SQLite or PostgreSQL, where there is none yet",
         example="tracestore db restore monday.db --db sqlite:///again.db",
     )
     parser.add_argument("file", metavar="FILE", help="what `db backup` wrote; FILE.blobs comes along")
+    parser.add_argument(
+        "--blobs",
+        metavar="FOLDER",
+        help="a new folder for the payloads (default: FILE.blobs beside a SQLite store)",
+    )
     add_db_flag(parser)
 
 
@@ -55,7 +60,8 @@ def run_restore(args: argparse.Namespace) -> int:
     from tracestore.store.backup import restore
 
     with _heard("restore", args) as heard:
-        copied = restore(Path(args.file), args.db, heard=heard)
+        blobs = None if args.blobs is None else Path(args.blobs)
+        copied = restore(Path(args.file), args.db, blobs=blobs, heard=heard)
     print_facts(asdict(copied), args=args)
     return 0
 

@@ -26,9 +26,10 @@ def add_parser(actions: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tracestore.store import schema
+    from tracestore.store.engine import read
     from tracestore.store.stats import stats
 
-    with opened_engine(args, create=False) as engine, engine.connect() as connection:
+    with opened_engine(args, create=False) as engine, read(engine) as connection:
         schema.require(connection)
         facts = stats(connection)
     if args.json:

@@ -1,12 +1,14 @@
-"""A SQLite store -> one file that is all of it at one moment, while the server writes; and back.
+"""A store -> one SQLite file that is all of it at one moment, while the server writes; and back.
 
-The copy is made by SQLite itself, some pages at a time, inside one read transaction: what commits meanwhile
-goes to the log and neither waits for the copy nor makes it begin anew. It gets its name when it has been
-checked and is on disk, so what has the name is whole. Payloads lie beside it in `FILE.blobs`.
+A SQLite store is copied by SQLite itself, some pages at a time, a PostgreSQL database row by row into the
+same tables; each inside one read transaction: what commits meanwhile neither waits for the copy nor is in it.
+The copy gets its name when it has been checked and is on disk, so what has the name is whole. Payloads lie
+beside it in `FILE.blobs`. It is a store that every verb opens, and becomes one on either database again.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -17,22 +19,34 @@ from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar
 
-from sqlalchemy import make_url
-
 from tracestore.errors import TracestoreError
+from tracestore.store import schema
 from tracestore.store.blobs.base import STEP
 from tracestore.store.blobs.uploads import sync_folder
-from tracestore.store.engine import BUSY_TIMEOUT_MS, BadUrl, NoStore
+from tracestore.store.copying import Heard, copy_rows
+from tracestore.store.engine import (
+    BUSY_TIMEOUT_MS,
+    NoStore,
+    StoreFull,
+    StoreUnavailable,
+    connect,
+    parse_url,
+    read,
+    url_to_show,
+)
 
 _PAGES = 2048
 """Pages that are copied at once; between two steps the caller hears how far it is."""
 
-Heard = Callable[[int, int], None]
-"""Told (pages copied, pages there are)."""
-
 
 class FileThere(TracestoreError):
-    """There is something of this name already"""
+    """There is something already"""
+
+    exit_code: ClassVar[int] = 2
+
+
+class BlobsWithoutPlace(TracestoreError):
+    """The backup has payloads, and nothing says where they are to lie"""
 
     exit_code: ClassVar[int] = 2
 
@@ -57,34 +71,50 @@ class Copied:
 
 
 def backup(url: str, file: Path, *, blobs: Path | None, heard: Heard) -> Copied:
-    """Copy a SQLite store that may be in use; all that was acknowledged before the call is in the copy.
+    """Copy a store that may be in use; all that was acknowledged before the call is in the copy.
 
     Args:
         blobs: the folder in which the server keeps payloads; None: there is none, or they lie elsewhere.
 
     Raises:
-        BadUrl: not a SQLite store.
+        NoStore: there is none, or no folder for the copy.
         FileThere: nothing is written over.
+        WrongRevision: a PostgreSQL database of another version, whose tables this one does not know.
         BadBackup: the store is damaged, and so is what was copied of it.
     """
-    source = _file_of(url)
+    source = _sqlite_file(url)
+    if source is None:
+        return _made(file, lambda partial: _copy_from_server(url, partial, heard=heard), blobs=blobs)
     if not source.exists():
         raise NoStore(file=str(source), hint="name another one with --db")
-    return _copy(source, file, blobs=blobs, heard=heard)
+    return _made(file, lambda partial: _copy_pages(source, partial, heard=heard), blobs=blobs)
 
 
-def restore(file: Path, url: str, *, heard: Heard) -> Copied:
+def restore(file: Path, url: str, *, blobs: Path | None, heard: Heard) -> Copied:
     """Make a store of a backup, with the payloads that lie beside it.
 
+    Args:
+        blobs: the folder for the payloads; None: beside a SQLite store, none for PostgreSQL.
+
     Raises:
-        BadUrl: not the URL of a SQLite store.
         FileThere: there is a store already; one that may be in use is never written over.
         BadBackup: the file is no backup, or damaged.
+        BlobsWithoutPlace: the backup holds payloads, and PostgreSQL keeps none.
+        WrongRevision: for PostgreSQL, a backup of another version.
     """
-    target = _file_of(url)
     if not file.exists():
         raise BadBackup(file=str(file), hint="there is no such file")
-    return _copy(file, target, blobs=blobs_of(file), heard=heard)
+    target = _sqlite_file(url)
+    if target is not None:
+        return _made(
+            target,
+            lambda partial: _copy_pages(file, partial, heard=heard),
+            blobs=blobs_of(file),
+            blobs_to=blobs,
+        )
+    if blobs is None and blobs_of(file).is_dir():
+        raise BlobsWithoutPlace(folder=str(blobs_of(file)), hint="name a new folder with --blobs")
+    return _copy_to_server(file, url, blobs=blobs, heard=heard)
 
 
 def blobs_of(file: Path) -> Path:
@@ -92,36 +122,76 @@ def blobs_of(file: Path) -> Path:
     return file.with_name(f"{file.name}.blobs")
 
 
-def _file_of(url: str) -> Path:
-    parsed = make_url(url)
-    if parsed.get_backend_name() != "sqlite" or not parsed.database:
-        raise BadUrl(
-            url=parsed.render_as_string(hide_password=True),
-            hint="for PostgreSQL use its own tools, which copy a running server at one moment: "
-            "`pg_dump --format=custom --file=FILE URL` and `pg_restore --dbname=URL FILE`",
-        )
-    return Path(parsed.database)
+def _sqlite_file(url: str) -> Path | None:
+    """The file that a URL names; None: it names a server."""
+    parsed = parse_url(url)
+    return Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
 
 
-def _copy(source: Path, target: Path, *, blobs: Path | None, heard: Heard) -> Copied:
-    for there in (target, blobs_of(target)):
+def _made(
+    target: Path, fill: Callable[[Path], None], *, blobs: Path | None, blobs_to: Path | None = None
+) -> Copied:
+    """A file, filled under another name and checked, with the payloads of a folder beside it."""
+    place = blobs_of(target) if blobs_to is None else blobs_to
+    for there in (target, place):
         if there.exists():
             raise FileThere(path=str(there), hint="name another one, or move it away")
     if not target.absolute().parent.is_dir():
         raise NoStore(folder=str(target.absolute().parent), hint="make the folder first")
     partial = target.with_name(f"{target.name}.partial")
-    with _unfinished(partial):
-        _copy_pages(source, partial, heard=heard)
+    with _unfinished(partial), _disk_errors(target):
+        fill(partial)
         revision, positions = _checked(partial)
         size = partial.stat().st_size
         # After the rows: a payload that a row of the copy needs has either come by now, or had not then.
         num_blobs, blob_bytes = _copy_blobs(blobs, blobs_of(partial)) if blobs is not None else (0, 0)
         _sync(partial)
         if num_blobs:
-            os.rename(blobs_of(partial), blobs_of(target))
+            shutil.move(blobs_of(partial), place)
         os.rename(partial, target)
     sync_folder(target.absolute().parent)
     return Copied(str(target), size, revision, positions, num_blobs, blob_bytes)
+
+
+def _copy_from_server(url: str, partial: Path, *, heard: Heard) -> None:
+    """The rows of a PostgreSQL database at one moment, as a SQLite store."""
+    engine, copy = connect(url), connect(f"sqlite:///{partial}")
+    try:
+        with read(engine) as source:
+            schema.require(source)
+            with copy.connect() as target:
+                driver = target.connection.driver_connection
+                assert driver is not None
+                # The copy is checked as a whole when it is whole.
+                driver.execute("PRAGMA foreign_keys = OFF")
+                with target.begin():
+                    schema.create(target)
+                    schema.set_plan_statistics(target)
+                    copy_rows(source, target, heard=heard)
+                driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        engine.dispose()
+        copy.dispose()
+
+
+def _copy_to_server(file: Path, url: str, *, blobs: Path | None, heard: Heard) -> Copied:
+    if blobs is not None and blobs.exists():
+        raise FileThere(path=str(blobs), hint="name another one, or move it away")
+    revision, positions = _checked(file)
+    engine, backed_up = connect(url), connect(f"sqlite:///{file}", create=False)
+    try:
+        with backed_up.connect() as source, engine.begin() as target:
+            schema.require(source)
+            schema.lock(target)
+            if not schema.is_empty(target):
+                raise FileThere(url=url_to_show(url), hint="name a database that is empty")
+            schema.create(target)
+            copy_rows(source, target, heard=heard)
+            num_blobs, blob_bytes = (0, 0) if blobs is None else _copy_blobs(blobs_of(file), blobs)
+    finally:
+        engine.dispose()
+        backed_up.dispose()
+    return Copied(url_to_show(url), file.stat().st_size, revision, positions, num_blobs, blob_bytes)
 
 
 @contextmanager
@@ -132,6 +202,23 @@ def _unfinished(partial: Path) -> Iterator[None]:
         yield
     finally:
         _remove(partial)
+
+
+@contextmanager
+def _disk_errors(target: Path) -> Iterator[None]:
+    """What the disk says, as what can be done about it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise StoreFull(file=str(target), hint="free some space there, or name another place") from error
+        raise StoreUnavailable(
+            file=str(target), reason=error.strerror or str(error), hint="check the disk"
+        ) from error
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            raise StoreFull(file=str(target), hint="free some space there, or name another place") from error
+        raise
 
 
 def _remove(partial: Path) -> None:
@@ -155,6 +242,8 @@ def _copy_pages(source: Path, partial: Path, *, heard: Heard) -> None:
             reader.backup(copy, pages=_PAGES, progress=lambda _, left, pages: heard(pages - left, pages))
             reader.execute("ROLLBACK")
         except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise
             raise BadBackup(file=str(source), error=str(error), hint="is this a store?") from error
 
 

@@ -96,7 +96,7 @@ def connect(url: str, *, create: bool = True) -> Engine:
         StoreUnavailable: the server does not answer. Everything that is done with the engine later raises it
             too when the database itself fails: full, locked, gone, not a database.
     """
-    parsed = _parse(url)
+    parsed = parse_url(url)
     # A reader waits for its query and never for a connection.
     engine = sa.create_engine(parsed, max_overflow=-1)
     event.listen(engine, "handle_error", _on_error)
@@ -117,6 +117,15 @@ def connect(url: str, *, create: bool = True) -> Engine:
 def writer(engine: Engine) -> Engine:
     """The same engine, whose transactions take the write lock when they begin."""
     return engine.execution_options(**{_WRITES: True})
+
+
+def read(engine: Engine) -> Connection:
+    """A connection for reading; it sees one state of the database from its first statement on."""
+    connection = engine.connect()
+    # SQLite's transactions are so by nature.
+    if engine.dialect.name != "sqlite":
+        connection = connection.execution_options(isolation_level="REPEATABLE READ")
+    return connection
 
 
 def vacuum(engine: Engine) -> None:
@@ -146,7 +155,17 @@ def vacuum(engine: Engine) -> None:
             driver.autocommit = False
 
 
-def _parse(url: str) -> URL:
+def url_to_show(url: str) -> str:
+    """The URL without its password."""
+    return make_url(url).render_as_string(hide_password=True)
+
+
+def parse_url(url: str) -> URL:
+    """A URL of a kind of database that a store can lie in.
+
+    Raises:
+        BadUrl: it is not.
+    """
     try:
         parsed = make_url(url)
     except sa.exc.ArgumentError:

@@ -42,6 +42,7 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
+    exists,
     func,
     select,
     true,
@@ -146,9 +147,11 @@ def export_parquet(
     with _manifest(folder) as manifest:
         with store.read() as connection:
             there = _projects(connection)
-        for name in [name for name in manifest.projects if projects is None and name not in there]:
-            written.parts_removed += manifest.forget(name)
-        for name in sorted(there) if projects is None else projects:
+        asked = sorted({*there, *manifest.projects}) if projects is None else projects
+        for name in asked:
+            if name not in there:
+                written.parts_removed += manifest.forget(name)
+        for name in [name for name in asked if name in there]:
             _Project(store, manifest, name, there[name]).write(
                 written, events_per_part=events_per_part, heard=heard
             )
@@ -161,8 +164,10 @@ class _Known(NamedTuple):
 
 
 def _projects(connection: Connection) -> dict[str, _Known]:
-    c = t.project.c
-    rows = connection.execute(select(c.name, c.project_id, c.created_at))
+    """The projects that are not deleted, by name."""
+    c, stone = t.project.c, t.tombstone.c
+    is_deleted = exists().where(stone.project_id == c.project_id, stone.kind == "project")
+    rows = connection.execute(select(c.name, c.project_id, c.created_at).where(~is_deleted))
     return {name: _Known(number, created_at) for name, number, created_at in rows}
 
 
@@ -252,7 +257,7 @@ def _cuts(members: Sequence[EpisodeState], *, limit: int) -> Iterator[int]:
 
 
 def _states(connection: Connection, project_id: int, part: Part) -> Iterator[EpisodeState]:
-    """Every episode of a part of which something has come, in order."""
+    """Every episode of a part of which something has come and that is not deleted, in order."""
     raw, e, g = t.raw_event.c, t.episode.c, t.task_group.c
     events = (
         select(raw.episode_key, func.count().label("num_events"), func.max(raw.pos).label("last_pos"))
@@ -270,6 +275,8 @@ def _states(connection: Connection, project_id: int, part: Part) -> Iterator[Epi
             func.coalesce(g.pos, 0) + func.coalesce(g.end_pos, 0),
         )
         .select_from(events.join(t.episode, of_event).outerjoin(t.task_group, in_group))
+        # What is being deleted has none from the first step on (see views.sql).
+        .where(e.first_pos.is_not(None))
         .order_by(events.c.episode_key)
     )
     for row in connection.execute(query.execution_options(yield_per=_AT_ONCE)):
@@ -485,8 +492,10 @@ class _Manifest:
         return len(gone)
 
     def forget(self, project: str) -> int:
-        """Remove a project; how many parts it had."""
-        known = self.projects.pop(project)
+        """Remove a project, if it is known; how many parts it had."""
+        known = self.projects.pop(project, None)
+        if known is None:
+            return 0
         self.save()
         for place in self.folder.glob(f"*/{known['folder']}"):
             shutil.rmtree(place)

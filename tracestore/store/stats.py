@@ -228,6 +228,16 @@ def _table_bytes(connection: Connection) -> dict[str, int] | None:
     return {name: int(size) for name, size in connection.execute(text(pages))}
 
 
+# A partitioned table has no bytes of its own.
+_POSTGRESQL_BYTES = """
+SELECT c.relname,
+       coalesce((SELECT sum(pg_total_relation_size(p.relid)) FROM pg_partition_tree(c.oid) p WHERE p.isleaf),
+                pg_total_relation_size(c.oid))
+  FROM pg_class c
+ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relnamespace = current_schema()::regnamespace
+"""
+
+
 def _database_bytes(connection: Connection) -> int:
     if connection.dialect.name == "sqlite":
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()

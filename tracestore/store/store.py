@@ -16,7 +16,7 @@ from tracestore.store import query, schema
 from tracestore.store import tables as t
 from tracestore.store.branches import BranchPath, branch_paths
 from tracestore.store.committer import Committer
-from tracestore.store.engine import connect, vacuum, writer
+from tracestore.store.engine import connect, read, vacuum, writer
 from tracestore.store.ingest import Outcome
 from tracestore.store.load import load_context, load_entity, load_events
 from tracestore.store.prepare import prepare
@@ -104,11 +104,7 @@ class Store:
 
     def read(self) -> Connection:
         """A connection for reading; it sees one state of the database from its first statement on."""
-        connection = self.engine.connect()
-        # SQLite's transactions are so by nature.
-        if self.engine.dialect.name != "sqlite":
-            connection = connection.execution_options(isolation_level="REPEATABLE READ")
-        return connection
+        return read(self.engine)
 
     def load(self, project: str, episode_id: str, *, snapshot: int | None = None) -> list[AnyEvent]:
         """The events of an episode and its group, start and end merged, in the order they first came.

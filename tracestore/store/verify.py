@@ -13,21 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from sqlalchemy import (
-    CompoundSelect,
-    Connection,
-    Table,
-    bindparam,
-    exists,
-    func,
-    literal,
-    select,
-    text,
-    union_all,
-)
+from sqlalchemy import CompoundSelect, Connection, Table, bindparam, exists, func, literal, select, union_all
 
 from tracestore.graph.build import build
 from tracestore.graph.context import context
@@ -44,6 +34,8 @@ from tracestore.store.store import Store
 
 _CONTENTS_AT_ONCE = 5000
 _ROWS_IN_HAND = 100
+_DANGLING_AT_MOST = 100
+"""Findings of the references of one table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,26 +240,23 @@ class _Checker:
         return after + 1, 1, findings
 
     def foreign_keys(self, after: int) -> _Piece:
-        """Both databases can be told to look the other way, as a deletion does."""
-        names = sorted(t.metadata.tables)
-        if after + 1 == len(names):
+        """Every row that is referred to is there. Both databases can be told to look the other way."""
+        tables = sorted(t.metadata.tables.values(), key=attrgetter("name"))
+        if after + 1 == len(tables):
             return None, 0, []
-        if self._connection.dialect.name != "sqlite":
-            return after + 1, 1, list(self._open_references(t.metadata.tables[names[after + 1]]))
-        rows = self._connection.execute(text(f"PRAGMA foreign_key_check({names[after + 1]})"))
+        search = _search_of_open_references(tables[after + 1])
+        if search is None:
+            return after + 1, 1, []
+        rows = self._connection.execute(search, {"here": self._project_id})
         findings = [
-            Finding("foreign_key", f"{table} row {rowid}", f"refers to no row of {parent}")
-            for table, rowid, parent, _ in rows
+            Finding(
+                "foreign_key",
+                f"{tables[after + 1].name} {' '.join(map(str, key))}",
+                f"{column} {referred_to} is no row of {parent}",
+            )
+            for parent, column, referred_to, *key in rows
         ]
         return after + 1, 1, findings
-
-    def _open_references(self, table: Table) -> Iterator[Finding]:
-        search = _search_of_open_references(table)
-        if search is None:
-            return
-        for parent, *key in self._connection.execute(search, {"here": self._project_id}):
-            place = f"{table.name} {', '.join(map(str, key))}"
-            yield Finding("foreign_key", place, f"refers to no row of {parent}")
 
     def episodes(self, after: int) -> _Piece:
         """What is derived and stored is what the events give when derived again."""
@@ -297,22 +286,25 @@ class _Checker:
 
 @cache
 def _search_of_open_references(table: Table) -> CompoundSelect[Any] | None:
-    """A query, with the project as `here`: (table referred to, *key of a row that refers to no row of it)."""
+    """A query, with the project as `here`: (table referred to, column, its value, *key of the row).
+
+    Of each row that refers to no row; None for a table that refers to its project alone, which was looked up.
+    """
     names = [column for column in table.primary_key.columns if column.name != "project_id"]
     searches = []
     for constraint in table.foreign_key_constraints:
         target = constraint.referred_table.alias()
         pairs = [(one.parent, target.c[one.column.name]) for one in constraint.elements]
         if len(pairs) == 1:
-            continue  # The project itself is there: it was looked up.
+            continue
+        column = pairs[-1][0]
+        is_there = exists().where(*(here == there for here, there in pairs))
         searches.append(
-            select(literal(constraint.referred_table.name), *names).where(
-                table.c.project_id == bindparam("here"),
-                *(here.is_not(None) for here, _ in pairs),
-                ~exists().where(*(here == there for here, there in pairs)),
+            select(literal(constraint.referred_table.name), literal(column.name), column, *names).where(
+                table.c.project_id == bindparam("here"), column.is_not(None), ~is_there
             )
         )
-    return union_all(*searches) if searches else None
+    return union_all(*searches).limit(_DANGLING_AT_MOST) if searches else None
 
 
 class _Stored:
