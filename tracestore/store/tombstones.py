@@ -26,13 +26,14 @@ def require_not_deleted(connection: Connection, project_id: int, kind: str, id_:
     """
     stone = t.tombstone.c
     this = (stone.kind == "project") | ((stone.kind == kind) & (stone.id == id_))
-    if kind == "call":
+    table = {"call": t.call, "agent": t.agent}.get(kind)
+    if table is not None:
         # Until it is erased, it has no tombstone but that of its episode.
-        call, episode = t.call.c, t.episode.c
+        own, episode = table.c, t.episode.c
         holder = (
             select(episode.id)
-            .join(t.call, (call.project_id == episode.project_id) & (call.episode_key == episode.key))
-            .where(call.project_id == project_id, call.id == id_)
+            .join(table, (own.project_id == episode.project_id) & (own.episode_key == episode.key))
+            .where(own.project_id == project_id, own.id == id_)
         )
         this |= (stone.kind == "episode") & (stone.id == holder.scalar_subquery())
     found = connection.execute(
