@@ -36,6 +36,7 @@ from tracestore.store.blobs import Blobs
 from tracestore.store.fields import TABLES
 from tracestore.store.query import find_project
 from tracestore.store.store import Store
+from tracestore.store.tombstones import require_not_deleted
 from tracestore.wire.base import PhasedEvent
 from tracestore.wire.events import MODELS
 from tracestore_api.access import Project
@@ -295,6 +296,7 @@ def list_orphans(store: Stored, project: Project, page: Annotated[OrphanPage, Qu
     if after is not None:
         query = query.where(tuple_(*order) > tuple_(*after))
     with store.read() as connection:
+        _project(connection, project, page)
         items = _rows(connection, query.order_by(*order).limit(page.limit + 1))
     return _answer(items, page, of="orphans", place=lambda item: (item["id"], item["kind"], item["missing"]))
 
@@ -350,7 +352,7 @@ def list_blobs(
         if after is not None:
             query = query.where(b.c.key > after[0])
         query = query.order_by(b.c.key).limit(page.limit + 1)
-        items = _rows(connection, query, project_id=find_project(connection, project))
+        items = _rows(connection, query, project_id=_project(connection, project, page))
     blobs: Blobs | None = request.app.state.blobs
     stored = None if blobs is None else blobs.sizes(project, {item["hash"] for item in items})
     for item in items:
@@ -378,7 +380,7 @@ def _page(
     after = place_of(page.cursor, of=owner.name)
     items: list[Row] = []
     with store.read() as connection:
-        project_id = find_project(connection, project)
+        project_id = _project(connection, project, page)
         if project_id is not None:
             query = query.where(owner.c.project_id == _PROJECT_ID, *narrow(connection, project_id))
             query = query.order_by(place).limit(page.limit + 1)
@@ -387,6 +389,21 @@ def _page(
             if more is not None:
                 more(connection, project_id, items)
     return _answer(items, page, of=owner.name, place=lambda item: (item.pop("place"),))
+
+
+def _project(connection: Connection, name: str, page: Page) -> int | None:
+    """The number of the project of a list; None where nothing was ever posted to it.
+
+    Raises:
+        Deleted: it was, or what the page is asked of.
+    """
+    project_id = find_project(connection, name)
+    if project_id is not None:
+        named = {kind: getattr(page, f"{kind}_id", None) for kind in ("episode", "agent", "call")}
+        asked = {kind: id_ for kind, id_ in named.items() if id_ is not None} or {"project": name}
+        for kind, id_ in asked.items():
+            require_not_deleted(connection, project_id, kind, id_)
+    return project_id
 
 
 def _answer(items: list[Row], page: Page, *, of: str, place: Callable[[Row], Place]) -> Response:

@@ -3,12 +3,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from fastapi.testclient import TestClient
 
 from tests import factories as make
 from tests.databases import empty_store
 from tests.factories import posted
 from tracestore.store import Store
+from tracestore.store.delete import carry_out, delete_episode, delete_project, deletions
 from tracestore.store.retain import read_retention
 from tracestore.wire.encode import encode
 from tracestore_api.app import create_app
@@ -52,8 +54,6 @@ def test_a_deleted_episode_can_be_followed_and_is_gone_for_readers_and_posters(t
 
 
 def test_what_a_stopped_server_left_is_carried_out_by_the_next(tmp_path: Path) -> None:
-    from tracestore.store.delete import delete_episode, deletions
-
     with Store.open(empty_store(tmp_path / "store.db")) as store:
         store.ingest("default", [posted(make.episode("e")), posted(make.agent("a"))])
         asked = delete_episode(store, "default", "e")
@@ -75,3 +75,69 @@ def test_a_server_deletes_what_its_rules_say_is_due(tmp_path: Path) -> None:
                 time.sleep(0.02)
             assert (found[0]["what"], found[0]["episodes_erased"]) == ("age", 1)
             assert client.get("/v1/episodes/e").status_code == 410
+
+
+NAMING = (
+    *("/v1/episodes/e", "/v1/calls/c", "/v1/calls/c/request", "/v1/calls/c/context"),
+    *("/v1/agents?episode_id=e", "/v1/calls?episode_id=e", "/v1/calls?agent_id=a"),
+    *("/v1/candidates?episode_id=e", "/v1/candidates?agent_id=a"),
+    *("/v1/rewards?episode_id=e", "/v1/rewards?agent_id=a", "/v1/rewards?call_id=c"),
+    *("/v1/gaps?episode_id=e", "/v1/orphans?episode_id=e", "/v1/incomplete?episode_id=e"),
+    *("/v1/blobs?episode_id=e", "/v1/blobs?call_id=c"),
+)
+"""Every way to read something by the name of an episode, agent or call."""
+LISTS = (
+    "episodes",
+    "groups",
+    "agents",
+    "calls",
+    "candidates",
+    "rewards",
+    "gaps",
+    "orphans",
+    "incomplete",
+    "blobs",
+)
+
+
+@pytest.mark.parametrize("is_erased", [False, True])
+def test_what_was_deleted_is_410_wherever_it_is_named(tmp_path: Path, is_erased: bool) -> None:
+    told = [make.episode("e"), make.agent("a"), make.call("c", agent="a"), make.reward("r")]
+    late = [
+        *(make.episode("e"), make.agent("new"), make.call("c", agent="a"), make.completion("c", index=1)),
+        *(make.tool_call("t", "c"), make.reward("r2"), make.gap("g"), make.blob("b"), make.snapshot("s")),
+        make.candidate_set("set", make.member("c")),
+    ]
+    with Store.open(empty_store(tmp_path / "store.db")) as store:
+        store.ingest("default", [posted(event) for event in told])
+        asked = delete_episode(store, "default", "e")
+        if is_erased:
+            carry_out(store, "default", asked.id)
+        # Without its lifespan, so that nothing carries out what is asked for.
+        client = client_of(store)
+        for path in NAMING:
+            assert (client.get(path).status_code, path) == (410, path)
+        answer = client.post("/v1/events", content=b"\n".join(encode(one) for one in late)).json()
+        assert {item["problem"]["status"] for item in answer["items"]} == {410}
+        reward = {"target": {"episode_id": "e"}, "name": "n", "value": 1}
+        assert client.post("/v1/rewards", json=reward).status_code == 410
+        rows = client.post("/v1/sql", json={"query": "SELECT count(*) FROM calls"}).json()["rows"]
+        assert rows == [[0]]
+        delete_project(store, "default")
+        for name in LISTS:
+            assert (client.get(f"/v1/{name}").status_code, name) == (410, name)
+
+
+def test_deletions_are_listed_page_by_page_the_latest_first(tmp_path: Path) -> None:
+    with Store.open(empty_store(tmp_path / "store.db")) as store:
+        store.ingest("default", [posted(make.episode(f"e{number}")) for number in range(5)])
+        asked = [delete_episode(store, "default", f"e{number}").id for number in range(5)]
+        client, cursor, found = client_of(store), None, []
+        for size in (2, 2, 1):
+            parameters = {"limit": 2} if cursor is None else {"limit": 2, "cursor": cursor}
+            page = client.get("/v1/deletions", params=parameters).json()
+            assert len(page["items"]) == size
+            found += [one["id"] for one in page["items"]]
+            cursor = page["next_cursor"]
+        assert (cursor, found) == (None, asked[::-1])
+        assert client.get("/v1/deletions", params={"cursor": "x"}).status_code == 422

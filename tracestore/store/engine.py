@@ -149,7 +149,7 @@ def vacuum(engine: Engine) -> None:
             raise LogInUse(hint="end long queries and try again")
         driver.autocommit = True
         try:
-            for table in metadata.sorted_tables:
+            for table in metadata.tables.values():
                 driver.execute(f'VACUUM (FULL) "{table.name}"')
         finally:
             driver.autocommit = False

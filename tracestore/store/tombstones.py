@@ -11,6 +11,7 @@ from sqlalchemy import (
     CompoundSelect,
     Connection,
     Select,
+    Table,
     Text,
     bindparam,
     cast,
@@ -30,6 +31,9 @@ class Deleted(TracestoreError):
     status: ClassVar[int] = 410
 
 
+_OF_AN_EPISODE: dict[str, Table] = {"call": t.call, "agent": t.agent}
+
+
 def require_not_deleted(connection: Connection, project_id: int, kind: str, id_: str) -> None:
     """Refuse to look for what was deleted, by itself or with its project.
 
@@ -37,7 +41,7 @@ def require_not_deleted(connection: Connection, project_id: int, kind: str, id_:
         Deleted: it has a tombstone.
     """
     parameters = {"project_id": project_id, "kind": kind, "id": id_}
-    found = connection.execute(_stone_of(kind == "call"), parameters).one_or_none()
+    found = connection.execute(_stone_of(_OF_AN_EPISODE.get(kind)), parameters).one_or_none()
     if found is not None:
         raise Deleted(
             **{name: value for name, value in found._mapping.items() if value is not None},
@@ -46,19 +50,23 @@ def require_not_deleted(connection: Connection, project_id: int, kind: str, id_:
 
 
 @cache
-def _stone_of(is_call: bool) -> Select[Any]:
-    """The tombstone of a thing, or of what held it. Kept: to make it takes longer than to ask."""
+def _stone_of(table: Table | None) -> Select[Any]:
+    """The tombstone of a thing, or of what held it. Kept: to make it takes longer than to ask.
+
+    Args:
+        table: where the thing lies, if in an episode.
+    """
     project_id = bindparam("project_id", type_=BigInteger)
     kind, id_ = bindparam("kind", type_=Text), bindparam("id", type_=Text)
     stone = t.tombstone.c
     this = (stone.kind == "project") | ((stone.kind == kind) & (stone.id == id_))
-    if is_call:
+    if table is not None:
         # Until it is erased, it has no tombstone but that of its episode.
-        call, episode = t.call.c, t.episode.c
+        own, episode = table.c, t.episode.c
         holder = (
             select(episode.id)
-            .join(t.call, (call.project_id == episode.project_id) & (call.episode_key == episode.key))
-            .where(call.project_id == project_id, call.id == id_)
+            .join(table, (own.project_id == episode.project_id) & (own.episode_key == episode.key))
+            .where(own.project_id == project_id, own.id == id_)
         )
         this |= (stone.kind == "episode") & (stone.id == holder.scalar_subquery())
     return (

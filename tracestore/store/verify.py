@@ -17,7 +17,19 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from sqlalchemy import CompoundSelect, Connection, Table, bindparam, exists, func, literal, select, union_all
+from sqlalchemy import (
+    CompoundSelect,
+    Connection,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    exists,
+    func,
+    literal,
+    select,
+    union_all,
+)
 
 from tracestore.graph.build import build
 from tracestore.graph.context import context
@@ -300,9 +312,10 @@ def _search_of_open_references(table: Table) -> CompoundSelect[Any] | None:
         column = pairs[-1][0]
         is_there = exists().where(*(here == there for here, there in pairs))
         searches.append(
-            select(literal(constraint.referred_table.name), literal(column.name), column, *names).where(
-                table.c.project_id == bindparam("here"), column.is_not(None), ~is_there
-            )
+            # As text: some references are numbers, some hashes.
+            select(
+                literal(constraint.referred_table.name), literal(column.name), cast(column, Text), *names
+            ).where(table.c.project_id == bindparam("here"), column.is_not(None), ~is_there)
         )
     return union_all(*searches).limit(_DANGLING_AT_MOST) if searches else None
 
