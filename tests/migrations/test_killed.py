@@ -146,6 +146,7 @@ class Stopped(Exception):
 def check_nobody_writes(engine: Engine) -> None:
     half_upgraded(engine)
     assert " to " in str(current(engine))
+    assert check(engine)[0].startswith(f"revision: is {current(engine)}")
     with pytest.raises(WrongRevision, match=r" to .*tracestore db upgrade"):
         Store.open(engine.url.render_as_string(hide_password=False))
     # What a server of an older version does, whose store is open.
