@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, text
 
 from tracestore.store import Store, schema
 from tracestore.store.engine import connect, writer
+from tracestore.store.tables import REVISION
 from tracestore_migrations.catalogue import Catalogue, differences, read_catalogue
 from tracestore_migrations.grants import give
 from tracestore_migrations.place import Place, enter, leave, set_revision
@@ -156,8 +157,10 @@ def current(engine: Engine) -> str | None:
 def check(engine: Engine) -> list[str]:
     """How the schema of a database differs from the declared one, in words; [] for a match."""
     with engine.connect() as connection:
-        found = read_catalogue(connection)
-    return differences(found, _declared(engine))
+        revision, found = schema.revision(connection), read_catalogue(connection)
+    is_known = revision in (None, REVISION)
+    other = [] if is_known else [f"revision: is {revision}, and this version reads {REVISION}"]
+    return other + differences(found, _declared(engine))
 
 
 def _declared(engine: Engine) -> Catalogue:

@@ -23,7 +23,15 @@ from tests.serving import Connection, running_server
 from tests.store.servers import postgresql
 from tracestore.cli.main import main
 from tracestore.store import Store
-from tracestore.store.backup import BadBackup, BlobsWithoutPlace, FileThere, backup, blobs_of, restore
+from tracestore.store.backup import (
+    BadBackup,
+    BlobsWithoutPlace,
+    FileThere,
+    NoFolder,
+    backup,
+    blobs_of,
+    restore,
+)
 from tracestore.store.blobs import open_blobs
 from tracestore.store.engine import NoStore
 from tracestore.store.verify import verify
@@ -88,7 +96,7 @@ def test_a_backup_beside_a_server_that_is_written_to_holds_all_that_was_acknowle
         assert report.problems == ()
         assert report.num_events == copied.positions["p"]
         assert report.num_episodes >= before
-    assert sorted(path.name for path in tmp_path.glob("copy*")) == ["copy.db"]
+    assert sorted(path.name for path in tmp_path.glob("copy*")) == ["copy.db"]  # it was opened, and closed
 
 
 def test_a_backup_is_of_one_moment_however_often_the_store_changes_between_its_steps(tmp_path: Path) -> None:
@@ -140,6 +148,25 @@ def test_nothing_is_written_over_and_nothing_is_left_of_what_failed(tmp_path: Pa
         backup(url, tmp_path / "copy.db", blobs=tmp_path / "t.db.blobs", heard=unheard)
     assert not list(tmp_path.glob("copy*"))
     assert not list(tmp_path.glob("new*"))
+
+
+def test_a_copy_for_which_there_is_no_room_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    url = empty_store(tmp_path / "t.db")
+    command = ["db", "backup", str(tmp_path / "copy.db"), "--db", url]
+    limited = f"""
+import resource, signal, sys
+from tracestore.cli.main import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+sys.exit(main({command!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", limited], check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "no space left" in done.stderr
+    assert "copy.db" in done.stderr
+    assert not list(tmp_path.glob("copy*"))
+    with pytest.raises(NoFolder):
+        backup(url, tmp_path / "none" / "copy.db", blobs=None, heard=unheard)
 
 
 def test_a_damaged_backup_is_refused(tmp_path: Path) -> None:

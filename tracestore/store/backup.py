@@ -35,12 +35,20 @@ from tracestore.store.engine import (
     url_to_show,
 )
 
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+"""Result codes of a copy that does not get on, the second also where a file may not grow so large."""
 _PAGES = 2048
 """Pages that are copied at once; between two steps the caller hears how far it is."""
 
 
 class FileThere(TracestoreError):
     """There is something already"""
+
+    exit_code: ClassVar[int] = 2
+
+
+class NoFolder(TracestoreError):
+    """There is no such folder"""
 
     exit_code: ClassVar[int] = 2
 
@@ -77,7 +85,7 @@ def backup(url: str, file: Path, *, blobs: Path | None, heard: Heard) -> Copied:
         blobs: the folder in which the server keeps payloads; None: there is none, or they lie elsewhere.
 
     Raises:
-        NoStore: there is none, or no folder for the copy.
+        NoStore, NoFolder: there is none, or no folder for the copy.
         FileThere: nothing is written over.
         WrongRevision: a PostgreSQL database of another version, whose tables this one does not know.
         BadBackup: the store is damaged, and so is what was copied of it.
@@ -137,7 +145,7 @@ def _made(
         if there.exists():
             raise FileThere(path=str(there), hint="name another one, or move it away")
     if not target.absolute().parent.is_dir():
-        raise NoStore(folder=str(target.absolute().parent), hint="make the folder first")
+        raise NoFolder(folder=str(target.absolute().parent), hint="make it first, or name another one")
     partial = target.with_name(f"{target.name}.partial")
     with _unfinished(partial), _disk_errors(target):
         fill(partial)
@@ -168,7 +176,7 @@ def _copy_from_server(url: str, partial: Path, *, heard: Heard) -> None:
                     schema.create(target)
                     schema.set_plan_statistics(target)
                     copy_rows(source, target, heard=heard)
-                driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                driver.execute("PRAGMA journal_mode = DELETE")
     finally:
         engine.dispose()
         copy.dispose()
@@ -216,9 +224,11 @@ def _disk_errors(target: Path) -> Iterator[None]:
             file=str(target), reason=error.strerror or str(error), hint="check the disk"
         ) from error
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-            raise StoreFull(file=str(target), hint="free some space there, or name another place") from error
-        raise
+        if error.sqlite_errorcode & 0xFF not in _NO_ROOM:
+            raise
+        raise StoreFull(
+            file=str(target), reason=str(error), hint="free some space there, or name another place"
+        ) from error
 
 
 def _remove(partial: Path) -> None:
@@ -241,8 +251,10 @@ def _copy_pages(source: Path, partial: Path, *, heard: Heard) -> None:
             reader.execute("SELECT count(*) FROM sqlite_master").fetchone()
             reader.backup(copy, pages=_PAGES, progress=lambda _, left, pages: heard(pages - left, pages))
             reader.execute("ROLLBACK")
+            # Read from a write-protected place too, and without files of its own beside it.
+            copy.execute("PRAGMA journal_mode = DELETE")
         except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            if error.sqlite_errorcode & 0xFF in _NO_ROOM:
                 raise
             raise BadBackup(file=str(source), error=str(error), hint="is this a store?") from error
 

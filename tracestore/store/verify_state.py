@@ -21,6 +21,12 @@ class OtherState(TracestoreError):
     exit_code = 2
 
 
+class NoPlaceForState(TracestoreError):
+    """The state of a check cannot be kept there"""
+
+    exit_code = 2
+
+
 class VerifyState:
     """Where the check of one project stands. Without a file it is kept in memory alone."""
 
@@ -39,8 +45,11 @@ class VerifyState:
 
         Raises:
             OtherState: it is about another project, or no state at all.
+            NoPlaceForState: there is no such folder, or nothing may be written to it.
         """
         key = {"db": db, "project": project}
+        if file is not None and not os.access(file.absolute().parent, os.W_OK):
+            raise NoPlaceForState(file=str(file), hint="name a file in a folder that is there and writable")
         if file is None or not file.exists():
             return cls(file, key, None, 0)
         try:
