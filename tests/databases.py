@@ -1,4 +1,4 @@
-"""Empty stores, copied from one made once (the schema alone takes a third of a second); what reading costs."""
+"""Empty stores, copied from one made once (the schema takes a third of a second), and what reading costs."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, func, select, text
+from sqlalchemy import Connection, Row, Select, Table, func, select, text
 
 from tracestore.store import tables as t
 
@@ -143,31 +143,30 @@ def _add_contexts(connection: Connection, found: defaultdict[int, int]) -> None:
     """The messages that each call spelled out, read one episode at a time."""
     n, c, content = t.node.c, t.call.c, t.content.c
     in_content = (content.project_id == n.project_id) & (content.key == n.content_key)
-    nodes = _streamed(
-        connection,
+    all_nodes: Select[Any] = (
         select(n.project_id, n.episode_key, n.key, n.parent_key, n.depth, content.size)
         .select_from(t.node.join(t.content, in_content))
-        .order_by(n.project_id, n.episode_key),
+        .order_by(n.project_id, n.episode_key)
     )
-    calls = _streamed(
-        connection,
+    all_calls: Select[Any] = (
         select(c.project_id, c.episode_key, c.prompt_node_key, c.own_messages)
         .where(c.prompt_node_key.is_not(None))
-        .order_by(c.project_id, c.episode_key),
+        .order_by(c.project_id, c.episode_key)
     )
     place = attrgetter("project_id", "episode_key")
-    episodes = groupby(nodes, key=place)
-    current: tuple[int, int] = (-1, -1)
-    rows: Iterator[Row[Any]] = iter(())
-    for here, asked in groupby(calls, key=place):
-        while current < here:
-            current, rows = next(episodes)
-        assert current == here, "a call stands at a node of its own episode"
-        found[here[0]] += _spelled_out(rows, asked)
-
-
-def _streamed(connection: Connection, query: Any) -> Iterator[Row[Any]]:
-    return iter(connection.execute(query.execution_options(yield_per=_AT_ONCE)))
+    streamed = {"yield_per": _AT_ONCE}
+    with (
+        connection.execute(all_nodes, execution_options=streamed) as nodes,
+        connection.execute(all_calls, execution_options=streamed) as calls,
+    ):
+        episodes = groupby(nodes, key=place)
+        current: tuple[int, int] = (-1, -1)
+        rows: Iterator[Row[Any]] = iter(())
+        for here, asked in groupby(calls, key=place):
+            while current < here:
+                current, rows = next(episodes)
+            assert current == here, "a call stands at a node of its own episode"
+            found[here[0]] += _spelled_out(rows, asked)
 
 
 def _spelled_out(nodes: Iterator[Row[Any]], calls: Iterator[Row[Any]]) -> int:
