@@ -8,13 +8,17 @@ import inspect
 import random
 import typing
 from collections.abc import Iterable, Iterator
+from uuid import uuid4
 
 import numpy as np
 import pytest
+from sqlalchemy import make_url
 
 from tests.factories import answer, assistant, call, posted, raw, system, user
+from tests.store.servers import postgresql
 from tracestore.graph.messages import messages_of
 from tracestore.store import Store
+from tracestore.store.engine import connect
 from tracestore.store.stats import stats
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Call
@@ -79,6 +83,24 @@ def _ingest(store: Store, events: Iterable[AnyEvent]) -> int:
     return _bytes(store) - before
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with postgresql() as url:
+        yield url
+
+
+@pytest.fixture
+def on_postgresql(server: str) -> Iterator[Store]:
+    """A database of its own."""
+    name = f"storage_{uuid4().hex}"
+    engine = connect(server).execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    engine.dispose()
+    with Store.open(make_url(server).set(database=name).render_as_string(hide_password=False)) as opened:
+        yield opened
+
+
 @pytest.fixture
 def grown(sqlite_store: Store) -> Store:
     """A store that has learnt what its contents are like: it does so once, in a thread."""
@@ -123,6 +145,13 @@ def test_a_store_grows_with_the_steps_of_an_episode_and_takes_less_than_what_is_
     assert whole <= 0.8 * (_told(steps) - len(first or b""))
 
 
+def test_a_store_on_postgresql_grows_with_the_steps_of_an_episode(on_postgresql: Store) -> None:
+    _ingest(on_postgresql, _steps(100, episode="before"))
+    steps = list(_steps(800, first=POISON["NUL"]))
+    half = _ingest(on_postgresql, steps[:400])
+    assert half + _ingest(on_postgresql, steps[400:]) <= 2.05 * half
+
+
 def test_posting_the_whole_context_with_every_call_takes_what_posting_the_new_takes(grown: Store) -> None:
     new = _ingest(grown, _steps(100, episode="new", num_whole=1))
     all_of_it = _ingest(grown, _steps(100, episode="all", num_whole=100))
@@ -131,6 +160,17 @@ def test_posting_the_whole_context_with_every_call_takes_what_posting_the_new_ta
 
 @pytest.mark.parametrize("poison", [None, *POISON])
 def test_rollouts_of_one_prompt_store_its_content_once(store: Store, poison: str | None) -> None:
+    _check_prompt(store, poison)
+
+
+@pytest.mark.parametrize("poison", [None, *POISON])
+def test_rollouts_of_one_prompt_store_its_content_once_on_postgresql(
+    on_postgresql: Store, poison: str | None
+) -> None:
+    _check_prompt(on_postgresql, poison)
+
+
+def _check_prompt(store: Store, poison: str | None) -> None:
     prompt = POISON[poison] if poison else raw(user("The task of all."))
     calls = [
         call(f"c{number}", [system("s"), prompt], f"answer {number}", episode=f"e{number}")

@@ -77,7 +77,7 @@ class _Episode:
         self._paths: dict[int | None, tuple[int, ...]] = {None: ()}
         self._written: dict[int, tuple[CompletionKey, ...]] = {}
 
-    def _rows(self, query: Select[Any]) -> list[tuple[Any, ...]]:
+    def _rows(self, query: Select[Any]) -> Iterator[tuple[Any, ...]]:
         return driver_rows(self._connection, query, self._here)
 
     @cached_property

@@ -633,8 +633,7 @@ def path_messages(connection: Connection, project_id: int, node_key: int) -> lis
     parameters = {"project_id": project_id, "node_key": node_key}
     # One statement, so that a context of a thousand messages costs what reading their bytes costs. In order
     # only here: a database would sort the bytes along.
-    rows = driver_rows(connection, _CONTENTS_OF_PATH, parameters)
-    rows.sort(key=itemgetter(0))
+    rows = sorted(driver_rows(connection, _CONTENTS_OF_PATH, parameters), key=itemgetter(0))
     dictionaries = Dictionaries(connection, project_id)
     unpackers: dict[tuple[int | None, bool], Callable[[bytes], bytes]] = {}
     messages = []

@@ -17,11 +17,11 @@ from tracestore.store.chunks import chunks
 
 def driver_rows(
     connection: Connection, query: Select[Any], parameters: Mapping[str, int]
-) -> list[tuple[Any, ...]]:
+) -> Iterator[tuple[Any, ...]]:
     """The rows of a query, of columns that every driver gives as they are: numbers, plain text, bytes."""
     with connection.execute(query, parameters) as result:
-        assert result.cursor is not None
-        return list(result.cursor.fetchall())
+        cursor: Any = result.cursor
+        yield from cursor
 
 
 def look_up(
