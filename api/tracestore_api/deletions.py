@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
@@ -137,8 +137,6 @@ def _deleter(request: Request) -> Deleter:
 
 
 Carrier = Annotated[Deleter, Depends(_deleter)]
-Number = Annotated[int, Path(le=2**63 - 1)]
-"""What a database can hold."""
 
 
 @router.delete("/v1/episodes/{episode_id:id}", status_code=202, response_model=DeletionAnswer)
@@ -168,7 +166,7 @@ def get_deletions(store: Stored, project: Project, page: Annotated[Page, Query()
 
 
 @router.get("/v1/deletions/{deletion_id:int}", response_model=DeletionAnswer)
-def get_deletion(store: Stored, project: Project, deletion_id: Number, no: NoParameters) -> Response:
+def get_deletion(store: Stored, project: Project, deletion_id: int, no: NoParameters) -> Response:
     """How far a deletion has come."""
     return StrictJSON(_answer(delete.deletion(store, project, deletion_id)))
 

@@ -10,14 +10,17 @@ from tests import factories as make
 from tests.databases import empty_store
 from tests.factories import posted
 from tracestore.store import Store
+from tracestore.store.blobs import Blobs
 from tracestore.store.delete import carry_out, delete_episode, delete_project, deletions
 from tracestore.store.retain import read_retention
 from tracestore.wire.encode import encode
 from tracestore_api.app import create_app
 
 
-def client_of(store: Store) -> TestClient:
-    return TestClient(create_app(store), base_url="http://127.0.0.1", client=("127.0.0.1", 50000))
+def client_of(store: Store, blobs: Blobs | None = None) -> TestClient:
+    return TestClient(
+        create_app(store, blobs=blobs), base_url="http://127.0.0.1", client=("127.0.0.1", 50000)
+    )
 
 
 def done(client: TestClient, path: str) -> dict[str, object]:

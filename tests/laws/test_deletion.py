@@ -42,7 +42,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(erase, "ROWS", 3)
 
 
-@settings(max_examples=8)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_after_a_deletion_the_store_is_one_that_never_got_the_episodes(
     on_sqlite: Store, data: st.DataObject
@@ -50,9 +50,23 @@ def test_after_a_deletion_the_store_is_one_that_never_got_the_episodes(
     _delete_and_compare(on_sqlite, data)
 
 
-@settings(max_examples=2)
+@settings(max_examples=1)
 @given(data=st.data())
 def test_the_same_holds_on_postgresql(on_postgresql: Store, data: st.DataObject) -> None:
+    _delete_and_compare(on_postgresql, data)
+
+
+@pytest.mark.soak
+@settings(max_examples=100)
+@given(data=st.data())
+def test_it_holds_whatever_comes_in_between(on_sqlite: Store, data: st.DataObject) -> None:
+    _delete_and_compare(on_sqlite, data)
+
+
+@pytest.mark.soak
+@settings(max_examples=30)
+@given(data=st.data())
+def test_it_does_on_postgresql_too(on_postgresql: Store, data: st.DataObject) -> None:
     _delete_and_compare(on_postgresql, data)
 
 

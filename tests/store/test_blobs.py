@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import factories as make
 from tests.databases import empty_store
 from tests.factories import episode, posted
 from tracestore.store import Store
@@ -33,6 +34,8 @@ from tracestore.store.blobs.base import (
 )
 from tracestore.store.blobs.uploads import EXPIRES_S
 from tracestore.store.blobs.verify import count_blobs, verify_blobs
+from tracestore.store.delete import carry_out, delete_episode, delete_unused_blobs
+from tracestore.store.verify import verify
 from tracestore.wire.blob import Blob
 from tracestore.wire.events import AnyEvent
 
@@ -403,3 +406,30 @@ def test_verify_names_blobs_that_are_missing_damaged_or_of_another_size(
         f"blob {named(damaged)}": "blob_hash",
         f"blob {named(short)}": "blob_size",
     }
+
+
+def test_a_blob_goes_with_the_last_that_names_it_and_no_earlier(blobs: Blobs, tmp_path: Path) -> None:
+    shared, own = put(blobs, b"of both"), put(blobs, b"of one")
+    with Store.open(empty_store(tmp_path / "store.db")) as store:
+        events = [
+            *(make.episode("e"), make.blob("b0", shared, episode="e"), make.blob("b1", own, episode="e")),
+            *(make.episode("f"), make.blob("b2", shared, episode="f")),
+        ]
+        store.ingest("p", [posted(event) for event in events])
+        done = carry_out(store, "p", delete_episode(store, "p", "e").id, blobs=blobs)
+        assert (done.blobs, blobs.size("p", own), blobs.size("p", shared)) == (1, None, 7)
+        done = carry_out(store, "p", delete_episode(store, "p", "f").id, blobs=blobs)
+        assert (done.blobs, blobs.size("p", shared)) == (1, None)
+
+
+def test_blobs_that_nothing_names_go_after_a_while(blobs: Blobs, tmp_path: Path) -> None:
+    used, unused, foreign = put(blobs, b"used"), put(blobs, b"unused"), put(blobs, b"unused", project="q")
+    now = time.time_ns()
+    with Store.open(empty_store(tmp_path / "store.db")) as store:
+        store.ingest("p", [posted(make.blob("b", used))])
+        early = delete_unused_blobs(store, "p", before=now - 3600 * 10**9, name="older than an hour")
+        assert carry_out(store, "p", early.id, blobs=blobs).blobs == 0
+        late = delete_unused_blobs(store, "p", before=now + 3600 * 10**9, name="all")
+        assert carry_out(store, "p", late.id, blobs=blobs).blobs == 1
+        assert verify(store, "p").problems == ()
+    assert (blobs.size("p", used), blobs.size("p", unused), blobs.size("q", foreign)) == (4, None, 6)

@@ -42,6 +42,7 @@ def ingest(store: Store, some: list[AnyEvent], project: str = "p") -> list[str]:
 
 
 def test_without_its_content_an_episode_keeps_what_is_measured(store: Store) -> None:
+    """litellm#13998: usage and cost were kept, or nothing was."""
     told = events("e", is_graded=True)
     ingest(store, told)
     before = store.snapshot("p")

@@ -191,7 +191,9 @@ def deletion(store: Store, project: str, key: int) -> Deletion:
         NoDeletion: there is none of this number.
     """
     with store.read() as connection:
-        found = _read(connection, find_project(connection, project) or 0, t.deletion.c.key == key)
+        # No number of ours is longer, and no database takes one that is.
+        this = t.deletion.c.key == min(key, 2**63 - 1)
+        found = _read(connection, find_project(connection, project) or 0, this)
     if not found:
         raise NoDeletion(id=key, project=project)
     return found[0]

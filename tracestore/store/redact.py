@@ -106,7 +106,9 @@ def redaction(store: Store, project: str, key: int) -> Redaction:
         NoRedaction: there is none of this number.
     """
     with store.read() as connection:
-        found = _read(connection, find_project(connection, project) or 0, t.redaction.c.key == key)
+        # No number of ours is longer, and no database takes one that is.
+        this = t.redaction.c.key == min(key, 2**63 - 1)
+        found = _read(connection, find_project(connection, project) or 0, this)
     if not found:
         raise NoRedaction(id=key, project=project)
     return found[0]

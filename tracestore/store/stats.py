@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Table, func, select, text
+from sqlalchemy import Connection, Row, Table, func, select, text
 
 from tracestore.store import tables as t
 
