@@ -50,6 +50,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
         make.reward("third", 1 / 3, call_id="c0"),
         make.gap(),
         make.consumption(),
+        make.snapshot(),
+        make.blob(call_id="c0"),
         call("orphan", [user("w")], parent="gone", delta=True),
     ]
     with Store.open(url) as store:

@@ -54,6 +54,8 @@ def store_of(url: str) -> Store:
         make.reward(value=0.1),
         make.gap(),
         make.consumption(),
+        make.snapshot(),
+        make.blob(),
         *events_of("fork", forked_from_episode_id="e", forked_from_call_id="c0"),
     ]
     ingest(store, "p", rich)

@@ -69,12 +69,14 @@ CALL, EPISODE = Ids("call_id", ("k1",)), Ids("episode_id", ("k1",))
         ("FROM contexts AS x(call_id, y) WHERE call_id = 'k1'", {}),
         ("FROM calls c JOIN contexts x ON true WHERE call_id = 'k1'", {}),
         ("FROM calls c POSITIONAL JOIN contexts x WHERE c.call_id = 'k1'", {}),
-        ("FROM calls c ASOF JOIN contexts x ON x.call_id = c.call_id AND x.n > c.n WHERE x.call_id = ''", {}),
+        ("FROM calls c ASOF JOIN gaps g ON g.episode_id >= c.episode_id WHERE c.call_id = 'k1'", {}),
         ("FROM calls c ANTI JOIN contexts x ON x.call_id = c.call_id WHERE c.call_id = 'k1'", {}),
         ("FROM calls c LEFT JOIN gaps g ON c.episode_id = 'k1' AND g.episode_id = c.episode_id", {}),
         ("SELECT * FROM (SELECT * FROM contexts) WHERE call_id = 'k1'", {}),
         # A column that DuckDB casts to compare it is equal to texts that differ.
         ("FROM contexts x JOIN (SELECT 5 AS call_id) c ON c.call_id = x.call_id WHERE c.call_id = '5'", {}),
+        # DuckDB tells the Kelvin sign from a k.
+        ("FROM contexts k, (SELECT {'call_id': 'k1'} AS \"\u212a\") s WHERE \"\u212a\".call_id = 'k1'", {}),
         ("FROM contexts WHERE call_id = 'k1' AND call_id = 'k2'", {"contexts": Ids("call_id", ())}),
     ],
 )  # fmt: skip

@@ -75,6 +75,10 @@ def hand_worked() -> list[AnyEvent]:
         make.reward("r2", value=-0.5, call_id="c1", completion=1),
         make.gap(),
         make.consumption(step=3),
+        make.snapshot("m0", "h0", wave=0, frozen=True),
+        make.snapshot("M1", "h1", parent_hash="h0", wave=1, agent_id="main"),
+        make.blob("b0", "a" * 64, call_id="c0", media_type="image/png", size=70, shape=(2, 3)),
+        make.blob("B1", "a" * 64, call_id="C2"),
         call("orphan", [user("w")], parent="gone", delta=True, status="failed"),
     ]
 

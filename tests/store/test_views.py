@@ -44,7 +44,7 @@ NAMES = {
     ),
     *("token_counts", "critical_steps", "compaction_loss", "orphans", "gaps", "consumption"),
     *("compaction_calls", "compaction_messages", "policy_versions", "prefix_duplication"),
-    *("finish_rates", "unfolded_tokens"),
+    *("finish_rates", "unfolded_tokens", "snapshots", "blobs"),
 }
 
 
@@ -479,6 +479,47 @@ def test_what_vanished_and_what_a_summary_replaced_are_listed(store: Store) -> N
         store, "SELECT part, call_id, new_prompt_tokens, sampled_tokens FROM compaction_calls ORDER BY part"
     )
     assert [tuple(row.values()) for row in got] == [("kept", "c1", 1, 1), ("replaced", "c0", 2, 2)]
+
+
+def test_snapshots_say_what_they_came_of_and_those_that_never_came_are_not_there(store: Store) -> None:
+    ingest(
+        store,
+        [
+            make.snapshot("m0", "h0", wave=0, frozen=True),
+            make.snapshot("m1", "h1", parent_hash="h0", wave=1, commit_order=0, agent_id="main"),
+            make.agent("main", snapshot_id="m0"),
+            make.agent("other", snapshot_id="never came"),
+        ],
+    )
+    names = "snapshot_id, agent_id, hash, parent_hash, wave, commit_order, frozen"
+    got = rows(store, f"SELECT {names} FROM snapshots ORDER BY snapshot_id")
+    assert [tuple(row.values()) for row in got] == [
+        ("m0", None, "h0", None, 0, None, True),
+        ("m1", "main", "h1", "h0", 1, 0, None),
+    ]
+    began = rows(store, "SELECT a.agent_id FROM agents a JOIN snapshots s USING (project, snapshot_id)")
+    assert [row["agent_id"] for row in began] == ["main"]
+
+
+def test_a_blob_has_a_row_for_every_place_that_refers_to_it(store: Store) -> None:
+    image, scalar = "a" * 64, "b" * 64
+    ingest(
+        store,
+        [
+            call("c0", [user("u")], "a"),
+            make.blob("b0", image, call_id="c0", position=5, role="image", media_type="image/png", size=70),
+            make.blob("b1", image, agent_id="main"),
+            make.blob("b2", scalar, call_id="c0", completion=0, dtype="float32", shape=()),
+            make.blob("b3", scalar, dtype="float32", shape=(4, 896)),
+        ],
+    )
+    names = "blob_id, hash, role, media_type, dtype, shape, size, agent_id, call_id, completion, position"
+    assert [tuple(row.values()) for row in rows(store, f"SELECT {names} FROM blobs ORDER BY blob_id")] == [
+        ("b0", image, "image", "image/png", None, None, 70, None, "c0", None, 5),
+        ("b1", image, None, None, None, None, 70, "main", None, None, None),
+        ("b2", scalar, None, None, "float32", "", None, None, "c0", 0, None),
+        ("b3", scalar, None, None, "float32", "4,896", None, None, None, None, None),
+    ]
 
 
 def test_every_token_has_its_policy_version_and_consumption_its_staleness(store: Store) -> None:

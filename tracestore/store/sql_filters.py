@@ -17,6 +17,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tracestore.store.sql_guard import folded
+
 FOUND_BY = ("call_id", "episode_id")
 """Columns by which every view that has them finds its rows by an index; the first is the most selective."""
 
@@ -115,7 +117,7 @@ class _Scope:
             into = frozenset(_alias(table) for table in _tables(node["right"]) if table["type"] != "JOIN")
         yield from self._of_condition(node.get("condition"), into)
         for name in node["using_columns"]:
-            left, right = (self._named(node[side], name.lower()) for side in ("left", "right"))
+            left, right = (self._named(node[side], folded(name)) for side in ("left", "right"))
             if left is not None and right is not None:
                 yield _Equality(left, right, into)
         yield from self._of_join(node["left"])
@@ -146,7 +148,7 @@ class _Scope:
         """The column of a view here that finds its rows; None for everything else."""
         if node["class"] != "COLUMN_REF":
             return None
-        names = [name.lower() for name in node["column_names"]]
+        names = [folded(name) for name in node["column_names"]]
         if len(names) == 1:
             return self._named(self._from, names[0])
         return self._found_by(*names) if len(names) == 2 else None
@@ -155,7 +157,7 @@ class _Scope:
         """What a name without a table means: the column of the only view, or the one that USING merged."""
         if node["type"] == "BASE_TABLE":
             return self._found_by(_alias(node), name)
-        if node["type"] == "JOIN" and name in [column.lower() for column in node["using_columns"]]:
+        if node["type"] == "JOIN" and name in [folded(column) for column in node["using_columns"]]:
             return self._named(node["left"], name)
         return None
 
@@ -199,11 +201,11 @@ def _is_plain(node: Node) -> bool:
 
 
 def _alias(node: Node) -> str:
-    return str(node["alias"] or node.get("table_name", "")).lower()
+    return folded(node["alias"] or node.get("table_name", ""))
 
 
 def _view(node: Node) -> str:
-    return str(node["table_name"]).lower() if node["type"] == "BASE_TABLE" else ""
+    return folded(node["table_name"]) if node["type"] == "BASE_TABLE" else ""
 
 
 def _texts(nodes: Iterable[Node]) -> frozenset[str] | None:

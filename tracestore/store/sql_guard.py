@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tracestore.errors import TracestoreError
@@ -170,6 +170,15 @@ _SCALARS = (
 FUNCTIONS = frozenset((*_OPERATORS, *_AGGREGATES, *_WINDOWS, *_SCALARS))
 """Functions that read nothing but their arguments (and `message_text`, which reads one content)."""
 
+_WITHOUT_BRACKETS = frozenset(
+    (
+        *("current_catalog", "current_database", "current_date", "current_localtime"),
+        *("current_localtimestamp", "current_role", "current_schema", "current_time", "current_timestamp"),
+        *("current_user", "localtime", "localtimestamp", "session_user", "user"),
+    )
+)
+"""Names that are columns to the parser, and functions where no column has that name."""
+
 TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
 
 _QUERY_NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE"})
@@ -207,7 +216,7 @@ def check(serialized: str, *, views: Collection[str]) -> frozenset[str]:
     statements = parsed["statements"]
     if len(statements) != 1:
         raise SqlRefused(statements=len(statements), hint="send one SELECT")
-    known = {view.lower() for view in views}
+    known = set(views)
     used = set()
     for node, visible in _scoped(statements[0]):
         for entry in _ctes(node):
@@ -235,10 +244,10 @@ def _scoped(statement: Node) -> Iterator[tuple[Node, frozenset[str]]]:
             yield here, visible
             for entry in _ctes(here):
                 stack.append((entry["value"], visible))
-                visible |= {entry["key"].lower()}
+                visible |= {folded(entry["key"])}
             for name, child in here.items():
                 is_recursion = name == "right" and here.get("type") == "RECURSIVE_CTE_NODE"
-                own = {here["cte_name"].lower()} if is_recursion else frozenset()
+                own = {folded(here["cte_name"])} if is_recursion else frozenset()
                 if name != "cte_map":
                     stack.append((child, visible | own))
 
@@ -249,9 +258,9 @@ def _ctes(node: Node) -> list[Node]:
 
 
 def _check_cte_name(name: str, *, known: Collection[str]) -> None:
-    if name.lower() in known:
+    if folded(name) in known:
         raise SqlRefused(cte=name, hint="give the CTE another name than a view has")
-    if _PLAIN_NAME.fullmatch(name.lower()) is None:
+    if _PLAIN_NAME.fullmatch(folded(name)) is None:
         raise SqlRefused(cte=name, hint="name CTEs with ASCII letters, digits and _")
 
 
@@ -265,14 +274,18 @@ def _check_node(node: Node) -> str | None:
     _check_is_listed(node)
     if "function_name" in node:
         _check_function(node)
+    if kind == "COLUMN_REF":
+        _check_column(node["column_names"])
     if kind == "TABLE_FUNCTION":
-        name = node["function"]["function_name"].lower()
+        name = folded(node["function"]["function_name"])
         if name not in TABLE_FUNCTIONS:
             raise SqlRefused(function=name, hint="tables come from the views, not from functions")
     if kind == "BASE_TABLE":
         if node["schema_name"] or node["catalog_name"]:
             raise SqlRefused(table=node["table_name"], hint="name views without a schema")
-        return str(node["table_name"]).lower()
+        if node["at_clause"] is not None:
+            raise SqlRefused(table=node["table_name"], hint="views have no versions")
+        return folded(node["table_name"])
     return None
 
 
@@ -293,9 +306,29 @@ def _check_is_listed(node: Node) -> None:
 
 
 def _check_function(node: Node) -> None:
-    name = str(node["function_name"]).lower()
+    name = folded(node["function_name"])
     is_listed = name in FUNCTIONS or name in TABLE_FUNCTIONS
     if not is_listed or node.get("schema") not in ("", "main", None) or node.get("catalog") not in ("", None):
         raise SqlRefused(
             function=name, hint="only functions that read nothing but their arguments are run here"
         )
+    if name == "list_aggregate":
+        _check_aggregate(node["children"][1:2])
+
+
+def _check_column(names: Sequence[str]) -> None:
+    if len(names) == 1 and folded(names[0]) in _WITHOUT_BRACKETS:
+        raise SqlRefused(function=names[0], hint="to mean a column, name its table too")
+
+
+def _check_aggregate(named: Sequence[Node]) -> None:
+    """Refuse an aggregate that is not listed, and one whose name is only known when it runs."""
+    for node in named:
+        name = node["value"].get("value") if node["class"] == "CONSTANT" else None
+        if not isinstance(name, str) or folded(name) not in _AGGREGATES:
+            raise SqlRefused(aggregate=name, hint="name one of the listed aggregates, as a text")
+
+
+def folded(name: str) -> str:
+    """A name in lower case, as DuckDB folds it: Python also makes a k of the Kelvin sign."""
+    return name.lower() if name.isascii() else name

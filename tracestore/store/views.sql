@@ -719,6 +719,51 @@ SELECT p.name AS project,
   LEFT JOIN agent a ON a.project_id = g.project_id AND a.key = g.agent_key
   LEFT JOIN call c ON c.project_id = g.project_id AND c.key = g.call_key;
 
+-- Snapshots: the memory of agents at one moment, by its hash. `parent_hash` is what it came of, `commit_order` its
+-- place among the commits of one `wave`. Which agents started from it stands in `agents.snapshot_id`.
+CREATE VIEW snapshots AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       s.id AS snapshot_id,
+       a.id AS agent_id,
+       s.hash,
+       s.parent_hash,
+       s.wave,
+       s.commit_order,
+       s.frozen,
+       s.at
+  FROM snapshot s
+  JOIN project p ON p.project_id = s.project_id
+  JOIN episode e ON e.project_id = s.project_id AND e.key = s.episode_key AND e.first_pos IS NOT NULL
+  LEFT JOIN agent a ON a.project_id = s.project_id AND a.key = s.agent_key
+ WHERE s.pos IS NOT NULL;
+
+-- Blobs: what refers to large or binary payloads, each by the sha256 of its bytes (`hash`): one payload has a row
+-- for every place that refers to it. `position` is the token at which it stands in the call's prompt ++ completion;
+-- `shape` is outermost first, empty for a scalar. `size` is in bytes, as stated
+-- there or where else the same bytes are referred to.
+CREATE VIEW blobs AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       r.id AS blob_id,
+       r.hash,
+       r.role,
+       r.media_type,
+       r.dtype,
+       r.shape,
+       coalesce(r.size, b.size) AS size,
+       a.id AS agent_id,
+       c.id AS call_id,
+       r.completion,
+       r.position,
+       r.at
+  FROM blob_ref r
+  JOIN project p ON p.project_id = r.project_id
+  JOIN episode e ON e.project_id = r.project_id AND e.key = r.episode_key AND e.first_pos IS NOT NULL
+  LEFT JOIN blob b ON b.project_id = r.project_id AND b.hash = r.hash
+  LEFT JOIN agent a ON a.project_id = r.project_id AND a.key = r.agent_key
+  LEFT JOIN call c ON c.project_id = r.project_id AND c.key = r.call_key;
+
 -- Consumption: which completion was trained in which optimizer step, shard and sample. `policy_version` is the
 -- oldest that sampled some of it (`policy_versions` has each); `staleness` is how many versions behind the step it
 -- was trained in, where the trainer counts versions in optimizer steps (prime-rl, max_off_policy_steps).
