@@ -66,7 +66,7 @@ SURFACE = {
     "db check": {"--db", "--json"},
     "db stats": {"--db", "--json"},
     "db backup": {"--blobs", "--db", "--json", "file"},
-    "db restore": {"--db", "--json", "file"},
+    "db restore": {"--blobs", "--db", "--json", "file"},
     "db parquet": {"--db", "--json", "--project", "folder"},
     "db delete": {
         *("--all", "--blobs", "--db", "--episode", "--json", "--keep-graded", "--older-than", "--project"),

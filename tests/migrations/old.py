@@ -6,7 +6,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import count
 from pathlib import Path
+from uuid import uuid4
 
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
@@ -125,26 +127,26 @@ class Server:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._made: set[str] = set()
-        self._number = 0
+        self._made: dict[str, str] = {}
+        # Others may use the server, and there is one name space.
+        self._names = (f"migrated_{uuid4().hex}_{number}" for number in count())
 
     def old(self, revision: str) -> str:
         """The URL of a new database as that revision had it, with rows."""
-        template = f"of_{revision}"
-        if template not in self._made:
-            engine = connect(self._create(template))
+        if revision not in self._made:
+            url = self._create()
+            engine = connect(url)
             fill(engine, revision)
             engine.dispose()
-            self._made.add(template)
-        self._number += 1
-        return self._create(f"copy_{self._number}", template=template)
+            self._made[revision] = str(make_url(url).database)
+        return self._create(template=self._made[revision])
 
     def empty(self) -> str:
         """The URL of a new database."""
-        self._number += 1
-        return self._create(f"copy_{self._number}")
+        return self._create()
 
-    def _create(self, name: str, template: str = "template0") -> str:
+    def _create(self, template: str = "template0") -> str:
+        name = next(self._names)
         engine = connect(self.url)
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))

@@ -101,7 +101,6 @@ def test_exported_and_deleted_are_what_was_acknowledged(tmp_path: Path) -> None:
         finally:
             done.set()
         num_exports, num_asked = [one.result() for one in beside]
-        print(f"{len(acknowledged)} episodes, {num_exports} exports beside, {num_asked} deletions")
         assert len(acknowledged) == WRITERS * EPISODES
         assert num_exports > 2
         assert unfinished(store) == []
@@ -136,7 +135,8 @@ def _follow(url: str, folder: Path, done: threading.Event) -> int:
             try:
                 manifest = export(store, "p", folder / str(number), Spec())
             except TracestoreError as error:  # deleted while it was read, or nothing is there yet
-                assert error.status in (404, 410), error
+                if error.status not in (404, 410):
+                    raise
                 done.wait(0.05)
                 continue
             exported = _exported(folder / str(number))

@@ -33,8 +33,8 @@ def join_training() -> None:
 def test_messages_after_the_first_are_compressed_with_a_dictionary_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dictionary, "_SAMPLES", 40)
-    monkeypatch.setitem(dictionary._DICTIONARY_BYTES, None, 2_048)
+    monkeypatch.setattr(dictionary, "SAMPLES", 40)
+    monkeypatch.setitem(dictionary.DICTIONARY_BYTES, None, 2_048)
     url = empty_store(tmp_path / "store.db")
     texts = [_words(number) for number in range(120)]
     with Store.open(url) as store:

@@ -15,7 +15,9 @@ from tracestore.store import Store
 from tracestore.store.query import _require_snapshot
 
 # Tables with a handful of rows, and what is no table.
-_SMALL = re.compile(r"\b(project|field_set|dictionary|CONSTANT ROW|path|chain|SUBQUERY)\b")
+_SMALL = re.compile(
+    r"\b(project|field_set|dictionary|redaction|alembic_version|CONSTANT ROW|path|chain|SUBQUERY)\b"
+)
 _WHOLE_PROJECT = re.compile(r"\(project_id=\?\)")
 
 

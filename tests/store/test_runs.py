@@ -117,8 +117,8 @@ def _phrases(count: int) -> list[list[int]]:
 def test_ids_after_the_first_runs_are_packed_with_a_dictionary_of_them(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dictionary, "_SAMPLES", 60)
-    monkeypatch.setitem(dictionary._DICTIONARY_BYTES, "ids", 2_048)
+    monkeypatch.setattr(dictionary, "SAMPLES", 60)
+    monkeypatch.setitem(dictionary.DICTIONARY_BYTES, "ids", 2_048)
     sampled = [*_phrases(120), [], [5], [2**31 - 1, 0, 2**24], list(range(70_000, 70_400))]
     for number, ids in enumerate(sampled):
         if number == 80:
@@ -163,7 +163,7 @@ def test_special_logprobs_come_back_bit_for_bit() -> None:
 def test_logprobs_after_the_first_runs_are_packed_with_a_dictionary_of_them(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dictionary, "_SAMPLES", 60)
+    monkeypatch.setattr(dictionary, "SAMPLES", 60)
     rng = np.random.default_rng(0)
     drawn = [(-rng.exponential(0.3, 100)).astype("<f4").tolist() for _ in range(120)]
     drawn += [[np.nan, -0.0, np.inf], (-rng.exponential(0.3, 80)).tolist()]

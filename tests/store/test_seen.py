@@ -79,7 +79,8 @@ def alone(store: Store, call_id: str, project: str) -> Any:
     return call_of(build(events), call_id, link=link, is_pending=row.context_messages is None)
 
 
-def test_the_rest_of_its_episode_costs_a_context_nothing(store: Store) -> None:
+def test_the_rest_of_its_episode_costs_a_context_nothing(sqlite_store: Store) -> None:
+    store = sqlite_store
     steps = [
         call(f"c{n}", [user(f"u{n}")], f"a{n}", parent=f"c{n - 1}" if n else None, delta=n > 0)
         for n in range(3)
