@@ -275,8 +275,8 @@ SELECT p.name AS project,
 -- or agent to agent), fork (call or episode to episode), edit_before, summary, replaced, copy (call to edit),
 -- edit_after (edit to call).
 CREATE VIEW edges AS
-SELECT p.name AS project,
-       e.id AS episode_id,
+SELECT d.project,
+       d.episode_id,
        d.kind,
        d.position,
        fc.id AS from_call_id,
@@ -288,16 +288,20 @@ SELECT p.name AS project,
        ta.id AS to_agent_id,
        te.id AS to_episode_id,
        x.id AS context_edit_id
-  FROM (SELECT project_id, episode_key, kind, position, from_call_key, from_completion, from_agent_key,
-               from_episode_key, tool_call_id, to_call_key, to_agent_key, to_episode_key, context_edit_key
-          FROM edge
+  FROM (SELECT p.name AS project, e.id AS episode_id, g.project_id, g.kind, g.position, g.from_call_key,
+               g.from_completion, g.from_agent_key, g.from_episode_key, g.tool_call_id, g.to_call_key,
+               g.to_agent_key, g.to_episode_key, g.context_edit_key
+          FROM edge g
+          JOIN project p ON p.project_id = g.project_id
+          JOIN episode e ON e.project_id = g.project_id AND e.key = g.episode_key AND e.first_pos IS NOT NULL
         UNION ALL
-        SELECT project_id, episode_key, 'continuation', 0, link_call_key, link_completion, NULL,
-               NULL, NULL, key, NULL, NULL, NULL
-          FROM call
-         WHERE link_call_key IS NOT NULL) d
-  JOIN project p ON p.project_id = d.project_id
-  JOIN episode e ON e.project_id = d.project_id AND e.key = d.episode_key AND e.first_pos IS NOT NULL
+        SELECT p.name, e.id, c.project_id, 'continuation', 0, c.link_call_key,
+               c.link_completion, NULL, NULL, NULL, c.key,
+               NULL, NULL, NULL
+          FROM call c
+          JOIN project p ON p.project_id = c.project_id
+          JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key AND e.first_pos IS NOT NULL
+         WHERE c.link_call_key IS NOT NULL) d
   LEFT JOIN call fc ON fc.project_id = d.project_id AND fc.key = d.from_call_key
   LEFT JOIN agent fa ON fa.project_id = d.project_id AND fa.key = d.from_agent_key
   LEFT JOIN episode fe ON fe.project_id = d.project_id AND fe.key = d.from_episode_key
