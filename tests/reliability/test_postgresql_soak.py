@@ -14,6 +14,7 @@ from sqlalchemy import select
 
 from tests import factories as make
 from tests.factories import answer, assistant, call, user
+from tests.reliability.recordings import figure
 from tests.store.servers import postgresql_store
 from tracestore.errors import TracestoreError
 from tracestore.shards.read import open_export
@@ -27,7 +28,7 @@ from tracestore_exporters.export import export
 from tracestore_exporters.spec import Spec
 from tracestore_exporters.verify import verify_export
 
-WRITERS, EPISODES, TASKS = 8, 60, 5
+WRITERS, EPISODES, TASKS = 8, 25, 5
 """Processes, rollouts of each, tasks that all of them share."""
 
 _WRITER = """
@@ -101,6 +102,7 @@ def test_exported_and_deleted_are_what_was_acknowledged(tmp_path: Path) -> None:
         finally:
             done.set()
         num_exports, num_asked = [one.result() for one in beside]
+        figure(f"{len(acknowledged)} episodes, {num_exports} exports beside, {num_asked} deletions")
         assert len(acknowledged) == WRITERS * EPISODES
         assert num_exports > 2
         assert unfinished(store) == []
@@ -140,7 +142,7 @@ def _follow(url: str, folder: Path, done: threading.Event) -> int:
                 done.wait(0.05)
                 continue
             exported = _exported(folder / str(number))
-            assert before <= exported | {stone.id for stone in manifest.tombstones}
+            assert before <= exported | {stone["id"] for stone in manifest.tombstones}
             before, number = exported, number + 1
     return number
 

@@ -24,7 +24,10 @@ from tracestore.store.verify import verify
 from tracestore.wire.events import AnyEvent
 
 # Its own numbers, the order in which things came, and what is counted in that order.
-_OWN_NUMBERS = ("content_id", "message_id", "position", "new_prompt_tokens", "seq")
+_OWN_NUMBERS = (
+    *("content_id", "message_id", "position", "seq"),
+    *("new_prompt_tokens", "tokens_once", "token_duplication"),
+)
 
 
 @settings(max_examples=10)

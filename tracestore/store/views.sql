@@ -438,7 +438,8 @@ SELECT p.name AS project,
 
 -- Token counts: each recorded token once. `new_prompt_tokens` are those a call read that no call before it on
 -- its chain had read or sampled, `sampled_tokens` those of all its completions. Sums over calls are right: a
--- shared prefix is counted by the call that brought it. NULL where no ids were recorded.
+-- shared prefix is counted by the call that brought it. NULL where no ids were recorded. A call that came before the
+-- one that it continues counts its prompt whole.
 CREATE VIEW token_counts AS
 SELECT p.name AS project,
        e.id AS episode_id,
