@@ -109,7 +109,7 @@ def create_app(
         Route("/v1/rewards", RewardRoute(store, **posts), methods=["POST"], name="post_reward"),
         Route("/v1/traces", TracesRoute(store, **traces), methods=["POST"], name="post_traces"),
         Route("/v1/sql", sql, methods=["POST"], name="post_sql"),
-        blob_route(blobs, limits=limits),
+        blob_route(store, blobs, limits=limits),
         *(() if proxy is None else proxy.routes()),
     ]
     app.state.store = store

@@ -23,6 +23,9 @@ from starlette.types import Receive, Scope, Send
 from tracestore.store.blobs.base import STEP, BlobNotFound, Blobs, WrongOffset
 from tracestore.store.blobs.uploads import EXPIRES_S, Upload
 from tracestore.store.keys import Right
+from tracestore.store.query import find_project
+from tracestore.store.store import Store
+from tracestore.store.tombstones import require_not_deleted
 from tracestore.wire.errors import BodyTooLarge
 from tracestore.wire.limits import Limits
 from tracestore.wire.strict import dumps
@@ -54,9 +57,9 @@ _RANGE = re.compile(r"bytes *= *(?:(\d{1,18})-(\d{1,18})?|-(\d{1,18}))", re.ASCI
 T = TypeVar("T")
 
 
-def blob_route(blobs: Blobs | None, *, limits: Limits) -> Route:
+def blob_route(store: Store, blobs: Blobs | None, *, limits: Limits) -> Route:
     """The route of one blob; without a blob store it answers 404 and says how to get one."""
-    endpoint = BlobRoute(blobs, limits=limits)
+    endpoint = BlobRoute(store, blobs, limits=limits)
     return Route("/v1/blobs/{hash:id}", endpoint, methods=list(_NEEDS), name="blob")
 
 
@@ -65,10 +68,11 @@ class BlobRoute:
 
     PUT: 201 stored, 200 it was there, with `{hash, size, status: "stored" | "duplicate"}`; the bytes are
     durable then. 422 they do not hash to the name, 413 too many, 507 no room: nothing is kept. With
-    `If-None-Match: *` 412 when the blob is there, before any byte is read.
+    `If-None-Match: *` 412 when the blob is there, before any byte is read. 410 in a project that was deleted.
     """
 
-    def __init__(self, blobs: Blobs | None, *, limits: Limits) -> None:
+    def __init__(self, store: Store, blobs: Blobs | None, *, limits: Limits) -> None:
+        self._store = store
         self._kept = blobs
         self._max_bytes = limits.max_blob_bytes
         self._admission = Admission(max_requests=MAX_TRANSFERS, max_bytes=MAX_TRANSFERS * 2 * STEP)
@@ -85,6 +89,7 @@ class BlobRoute:
         name = hash_of(scope["path_params"]["hash"])
         with self._admission.ticket() as ticket:
             ticket.take(2 * STEP)
+            await self._run(lambda: self._require_project(project))
             response: Response | None
             if method == "PUT":
                 response = await self._put(project, name, headers, receive)
@@ -96,6 +101,13 @@ class BlobRoute:
                 response = await self._get(project, name, headers)
             if response is not None:
                 await response(scope, receive, send)
+
+    def _require_project(self, project: str) -> None:
+        with self._store.read() as connection:
+            project_id = find_project(connection, project)
+            # One to which nothing was posted yet has no number, and may be sent blobs.
+            if project_id is not None:
+                require_not_deleted(connection, project_id, "project", project)
 
     @property
     def _blobs(self) -> Blobs:

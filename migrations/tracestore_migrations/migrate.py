@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import sqlalchemy as sa
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
 
+from tracestore.errors import TracestoreError
 from tracestore.store import Store, schema
 from tracestore.store.engine import connect, writer
 from tracestore.store.tables import REVISION
@@ -21,6 +23,8 @@ from tracestore_migrations.grants import give
 from tracestore_migrations.place import Place, enter, leave, set_revision
 from tracestore_migrations.steps import ROWS_AT_ONCE, steps_of
 
+_STILL_DEPENDED_ON = "2BP01"
+"""PostgreSQL, appendix A: dependent_objects_still_exist."""
 _PAUSE_S = 0.01
 """Between two transactions of an upgrade: another process that waits for its turn gets it."""
 
@@ -58,6 +62,12 @@ def open_store(url: str, *, create: bool = True) -> Store:
     return Store.open(url, create=create)
 
 
+class Depended(TracestoreError):
+    """Something else in this database depends on a view or table that an upgrade makes anew"""
+
+    exit_code: ClassVar[int] = 2
+
+
 def upgrade(
     engine: Engine, *, rows_at_once: int = ROWS_AT_ONCE, heard: Heard = lambda progress: None
 ) -> None:
@@ -69,11 +79,20 @@ def upgrade(
     Raises:
         WrongRevision: the database is of a newer version. There is no way back from a migration but a backup
             that was made before it.
+        Depended: views of others, over ours or over our tables.
     """
     with engine.connect() as connection:
         is_done = schema.is_ready(connection)
     while not is_done:
-        is_done = _advance(engine, rows_at_once=rows_at_once, heard=heard)
+        try:
+            is_done = _advance(engine, rows_at_once=rows_at_once, heard=heard)
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) != _STILL_DEPENDED_ON:
+                raise
+            raise Depended(
+                error=str(error.orig).strip(),
+                hint="drop it, run the upgrade again, and make it again afterwards",
+            ) from None
         if not is_done:
             time.sleep(_PAUSE_S)
 

@@ -414,7 +414,7 @@ def test_a_sender_that_falls_silent_does_not_hold_its_upload(
     async def silent() -> Any:
         await anyio.sleep_forever()
 
-    route = routes.BlobRoute(blobs, limits=Settings().limits)
+    route = routes.BlobRoute(store, blobs, limits=Settings().limits)
     with pytest.raises(UploadStalled):
         anyio.run(route._put, "p", NAME, Headers({}), silent)
     with blobs.uploads.resume("p", NAME, offset=0):

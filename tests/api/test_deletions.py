@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from tests import factories as make
 from tests.databases import empty_store
 from tests.factories import posted
 from tracestore.store import Store
-from tracestore.store.blobs import Blobs
+from tracestore.store.blobs import Blobs, open_blobs
 from tracestore.store.delete import carry_out, delete_episode, delete_project, deletions
 from tracestore.store.retain import read_retention
 from tracestore.wire.encode import encode
@@ -144,3 +145,17 @@ def test_deletions_are_listed_page_by_page_the_latest_first(tmp_path: Path) -> N
             cursor = page["next_cursor"]
         assert (cursor, found) == (None, asked[::-1])
         assert client.get("/v1/deletions", params={"cursor": "x"}).status_code == 422
+
+
+def test_a_deleted_project_keeps_no_payload_and_takes_none(tmp_path: Path) -> None:
+    blobs = open_blobs(str(tmp_path / "blobs"))
+    names = [hashlib.sha256(data).hexdigest() for data in (b"unnamed", b"later")]
+    with Store.open(empty_store(tmp_path / "store.db")) as store, client_of(store, blobs) as client:
+        store.ingest("default", [posted(make.episode("e"))])
+        # Its event never came, so no row names it.
+        assert client.put(f"/v1/blobs/{names[0]}", content=b"unnamed").status_code == 201
+        answer = client.delete("/v1/projects/default")
+        assert client.put(f"/v1/blobs/{names[1]}", content=b"later").status_code == 410
+        assert done(client, answer.headers["location"])["blobs"] == 1
+        assert client.get(f"/v1/blobs/{names[0]}").status_code == 410
+        assert [blobs.size("default", name) for name in names] == [None, None]

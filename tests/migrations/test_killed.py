@@ -25,7 +25,7 @@ from tracestore.store import tables as t
 from tracestore.store.engine import StoreUnavailable, connect
 from tracestore.store.schema import WrongRevision
 from tracestore_migrations import check, current, upgrade
-from tracestore_migrations.migrate import Progress
+from tracestore_migrations.migrate import Depended, Progress
 
 _WRITES = ("CREATE", "ALTER", "DROP", "INSERT", "DELETE", "UPDATE")
 
@@ -292,3 +292,17 @@ def test_an_upgrade_killed_after_every_few_writes_ends_with_the_same_rows(
             killed = upgraded_and_killed(url, after=after, rows_at_once=1)
             assert upgraded(url) == expected
             after += 2
+
+
+def test_a_view_of_others_over_ours_is_named_and_nothing_has_happened_yet(server: Server) -> None:
+    with opened(server.old("0003")) as engine:
+        before = everything(engine)
+        with engine.begin() as connection:
+            connection.execute(text("CREATE VIEW mine AS SELECT call_id FROM calls"))
+        with pytest.raises(Depended, match="mine"):
+            upgrade(engine)
+        with engine.begin() as connection:
+            connection.execute(text("DROP VIEW mine"))
+        assert everything(engine) == before
+        upgrade(engine)
+        assert check(engine) == []

@@ -235,7 +235,7 @@ def carry_out(
     """
     found = deletion(store, project, key)
     while found.state != "done":
-        if found.what == "blobs":
+        if found.what == "blobs" or (found.what == "project" and found.state == "sweeping"):
             _collect(store, project, key, blobs)
         elif found.state == "erasing":
             store.perform(project, lambda tx: _erase(tx, key, project, blobs)).result()
@@ -400,7 +400,7 @@ def _erase(tx: Transaction, key: int, project: str, blobs: Blobs | None) -> None
         select(t.deletion.c.what).where(t.deletion.c.project_id == tx.project_id, t.deletion.c.key == key)
     ).scalar_one()
     if what == "project":
-        _count(tx, key, _erase_project(tx, project, blobs), after="done")
+        _count(tx, key, _erase_project(tx, project, blobs), after="sweeping")
         return
     found = tx.connection.execute(
         select(episode.key, episode.id)
@@ -431,7 +431,9 @@ def _collect(store: Store, project: str, key: int, blobs: Blobs | None) -> None:
         before = connection.execute(
             select(c.before_at).where(c.project_id == project_id, c.key == key)
         ).scalar_one()
-    names = [] if blobs is None else list(blobs.sent_before(project, before))
+    # Of a project that is gone, all: what comes from now on is refused.
+    at = 2**63 - 1 if before is None else before
+    names = [] if blobs is None else list(blobs.sent_before(project, at))
     for chunk in chunks(names):
         assert blobs is not None
         step = partial(_collect_some, key=key, project=project, names=chunk, blobs=blobs)

@@ -155,7 +155,7 @@ def read_rules(text: str) -> tuple[Rule, ...]:
     hint = 'an array of {"name": ..., "pattern": ...} or {"name": ..., "path": ...}'
     try:
         values = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRules(reason=str(error), hint=hint) from None
     if not isinstance(values, list) or not 0 < len(values) <= _MAX_RULES:
         raise BadRules(hint=f"{hint}, at least one and at most {_MAX_RULES}")
