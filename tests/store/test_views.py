@@ -542,3 +542,18 @@ def test_every_token_has_its_policy_version_and_consumption_its_staleness(store:
     ]
     got = rows(store, "SELECT call_id, policy_version, staleness FROM consumption ORDER BY call_id")
     assert [tuple(row.values()) for row in got] == [("c0", 4, 7 - 4), ("c1", 1, 7 - 1)]
+
+
+def test_a_parent_in_another_episode_has_not_come(store: Store) -> None:
+    events = [
+        *(make.episode("one"), make.agent("m", episode="one", status="ok")),
+        *(make.episode("two"), make.agent("s", episode="two", parent_agent_id="m", status="ok")),
+        call("c", [user("u")], "a", episode="two", agent="s"),
+    ]
+    ingest(store, events)
+    assert rows(store, "SELECT agent_id FROM finish_rates") == []
+    depths = rows(store, "SELECT agent_id, tree_depth FROM agents ORDER BY agent_id")
+    assert [(row["agent_id"], row["tree_depth"]) for row in depths] == [("m", 0), ("s", 0)]
+    steps = rows(store, "SELECT agent_id, sequential_steps FROM critical_steps ORDER BY agent_id")
+    # The one call is s's alone.
+    assert [(row["agent_id"], row["sequential_steps"]) for row in steps] == [("m", 0), ("s", 1)]

@@ -70,11 +70,15 @@ SELECT p.name AS project,
           UNION
           SELECT q.parent_agent_key
             FROM above
-            JOIN agent q ON q.project_id = a.project_id AND q.key = above.agent_key AND q.pos IS NOT NULL
+            JOIN agent q
+              ON q.project_id = a.project_id AND q.key = above.agent_key AND q.pos IS NOT NULL
+             AND q.episode_key = a.episode_key
         )
         SELECT count(*)
           FROM above
-          JOIN agent q ON q.project_id = a.project_id AND q.key = above.agent_key AND q.pos IS NOT NULL)
+          JOIN agent q
+            ON q.project_id = a.project_id AND q.key = above.agent_key AND q.pos IS NOT NULL
+           AND q.episode_key = a.episode_key)
          AS tree_depth,
        a.stage,
        a.model,
@@ -471,7 +475,9 @@ SELECT p.name AS project,
 -- other, and `speed_up` how many times as many those are.
 CREATE VIEW critical_steps AS
 WITH RECURSIVE own (project_id, agent_key, parent_key, stage, is_open, steps) AS (
-  SELECT a.project_id, a.key, a.parent_agent_key,
+  SELECT a.project_id, a.key,
+         (SELECT q.key FROM agent q
+           WHERE q.project_id = a.project_id AND q.key = a.parent_agent_key AND q.episode_key = a.episode_key),
          coalesce(a.stage, -a.spawned_by_call_key, 0),
          a.pos IS NOT NULL AND a.end_pos IS NULL,
          (SELECT count(*) FROM call c
@@ -890,7 +896,9 @@ SELECT p.name AS project,
                  AS finished,
                CAST(sum(CASE WHEN s.end_pos IS NULL THEN 1 ELSE 0 END) AS BIGINT) AS unfinished_open
           FROM agent s
-         WHERE s.pos IS NOT NULL AND s.parent_agent_key IS NOT NULL
+          JOIN agent q
+            ON q.project_id = s.project_id AND q.key = s.parent_agent_key AND q.episode_key = s.episode_key
+         WHERE s.pos IS NOT NULL
          GROUP BY s.project_id, s.parent_agent_key) d
   JOIN agent a ON a.project_id = d.project_id AND a.key = d.parent_agent_key
   JOIN project p ON p.project_id = a.project_id
