@@ -6,6 +6,8 @@ import csv
 import http.client
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +19,15 @@ import pyarrow as pa
 import pytest
 import requests
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 
 from tests import factories as make
 from tests.databases import empty_store
+from tests.reliability.recordings import figure
 from tests.serving import Connection, Running, running_server
 from tracestore.settings import Settings
+from tracestore.store import Store
+from tracestore.store import tables as t
 from tracestore.store.keys import Right, create_key
 from tracestore_api.app import create_app
 from tracestore_migrations import open_store
@@ -188,3 +194,55 @@ def test_rows_written_beside_queries_are_all_there_and_the_server_maps_no_scanne
     assert "sqlite_scanner" not in maps
     assert "duckdb" not in maps
     assert count == [[2 * rounds * batch]]
+
+
+_WRITER = """
+import sys
+from tests import factories as make
+from tests.reliability.recordings import figure
+from tests.serving import Connection
+
+number = 0
+with Connection(sys.argv[1]) as connection:
+    while True:
+        events = [make.episode(f"{sys.argv[2]}-{number + i}") for i in range(20)]
+        body = b"[" + b",".join(make.posted(event)[1] for event in events) + b"]"
+        assert connection.post("/v1/events", body)[0] == 200
+        number += 20
+        print(number, flush=True)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_two_hundred_queries_beside_two_processes_that_write_cost_no_acknowledged_row(tmp_path: Path) -> None:
+    file = tmp_path / "t.db"
+    open_store(empty_store(file)).close()
+    health, mapped = [], set()
+    with running_server(file) as server, ThreadPoolExecutor(2) as pool:
+        command = [sys.executable, "-c", _WRITER, server.url]
+        writers = [
+            subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in ("a", "b")
+        ]
+        try:
+            asked = [pool.submit(ask, server, "SELECT count(*) FROM episodes") for _ in range(200)]
+            while not all(one.done() for one in asked):
+                began = time.monotonic()
+                assert requests.get(f"{server.url}/v1/health", timeout=60).status_code == 200
+                health.append(time.monotonic() - began)
+                maps = Path(f"/proc/{server.pid}/maps").read_text()
+                mapped |= {name for name in ("sqlite_scanner", "duckdb") if name in maps}
+                time.sleep(0.2)
+            assert [one.poll() for one in writers] == [None, None]
+        finally:
+            for one in writers:
+                one.terminate()
+        told = {name: one.communicate()[0].split() for name, one in zip("ab", writers, strict=True)}
+    assert {one.result().status_code for one in asked} == {200}
+    assert mapped == set()
+    acknowledged = {f"{name}-{n}" for name, numbers in told.items() for n in range(int(numbers[-1]))}
+    with Store.open(f"sqlite:///{file}") as store, store.read() as connection:
+        there = set(connection.execute(select(t.episode.c.id)).scalars())
+    assert acknowledged <= there
+    middle, slowest = sorted(health)[len(health) // 2], max(health)
+    figure(f"{len(acknowledged)} rows; health {middle * 1000:.0f} ms, at most {slowest * 1000:.0f} ms")
