@@ -24,9 +24,9 @@ from tracestore.store.delete import Deletion, OtherProject
 from tracestore.store.retain import Retention, retain
 from tracestore.store.store import Store
 from tracestore_api.access import AdminProject, Project
-from tracestore_api.parameters import Page, cursor_of, place_of
+from tracestore_api.parameters import Page, place_of
 from tracestore_api.reads import NoParameters, Stored
-from tracestore_api.response import StrictJSON
+from tracestore_api.response import StrictJSON, page_of
 
 router = APIRouter()
 RETAIN_EVERY_S = 3600.0
@@ -162,24 +162,20 @@ def get_deletions(store: Stored, project: Project, page: Annotated[Page, Query()
     """The deletions of the project, the latest first."""
     before = number_before(page, of="deletions")
     found = delete.deletions(store, project, before=before, limit=page.limit + 1)
-    return numbered_page([_answer(one) for one in found], page, of="deletions")
+    return numbered_page([delete.facts(one) for one in found], page, of="deletions")
 
 
 @router.get("/v1/deletions/{deletion_id:int}", response_model=DeletionAnswer)
 def get_deletion(store: Stored, project: Project, deletion_id: int, no: NoParameters) -> Response:
     """How far a deletion has come."""
-    return StrictJSON(_answer(delete.deletion(store, project, deletion_id)))
+    return StrictJSON(delete.facts(delete.deletion(store, project, deletion_id)))
 
 
 def _begun(deleter: Deleter, project: str, found: Deletion) -> Response:
     if found.state != "done":
         deleter.carry_out(project, found.id)
     headers = {"location": f"/v1/deletions/{found.id}"}
-    return StrictJSON(_answer(found), status_code=202, headers=headers)
-
-
-def _answer(found: Deletion) -> dict[str, object]:
-    return delete.facts(found)
+    return StrictJSON(delete.facts(found), status_code=202, headers=headers)
 
 
 def number_before(page: Page, *, of: str) -> int | None:
@@ -188,13 +184,6 @@ def number_before(page: Page, *, of: str) -> int | None:
     return None if place is None else int(place[0])
 
 
-def numbered_page(items: Sequence[dict[str, object]], page: Page, *, of: str) -> Response:
-    """A page of what has a number, `id`.
-
-    Args:
-        items: one more than the page takes, where there are more.
-    """
-    truncated, shown = len(items) > page.limit, items[: page.limit]
-    number = shown[-1]["id"] if truncated else None
-    cursor = cursor_of((number,), of=of) if isinstance(number, int) else None
-    return StrictJSON({"items": list(shown), "next_cursor": cursor, "truncated": truncated})
+def numbered_page(items: list[dict[str, object]], page: Page, *, of: str) -> Response:
+    """A page of what has a number, `id`; see `page_of`."""
+    return page_of(items, page, of=of, place=lambda item: (item["id"],))

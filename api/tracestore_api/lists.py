@@ -40,9 +40,9 @@ from tracestore.store.tombstones import require_not_deleted
 from tracestore.wire.base import PhasedEvent
 from tracestore.wire.events import MODELS
 from tracestore_api.access import Project
-from tracestore_api.parameters import Page, Place, Time, cursor_of, place_of
+from tracestore_api.parameters import Page, Time, place_of
 from tracestore_api.reads import Stored
-from tracestore_api.response import StrictJSON
+from tracestore_api.response import page_of
 
 router = APIRouter()
 
@@ -298,7 +298,7 @@ def list_orphans(store: Stored, project: Project, page: Annotated[OrphanPage, Qu
     with store.read() as connection:
         _project(connection, project, page)
         items = _rows(connection, query.order_by(*order).limit(page.limit + 1))
-    return _answer(items, page, of="orphans", place=lambda item: (item["id"], item["kind"], item["missing"]))
+    return page_of(items, page, of="orphans", place=lambda item: (item["id"], item["kind"], item["missing"]))
 
 
 @router.get("/v1/incomplete")
@@ -357,7 +357,7 @@ def list_blobs(
     stored = None if blobs is None else blobs.sizes(project, {item["hash"] for item in items})
     for item in items:
         item["is_stored"] = None if stored is None else item["hash"] in stored
-    return _answer(items, page, of=b.name, place=lambda item: (item.pop("place"),))
+    return page_of(items, page, of=b.name, place=lambda item: (item.pop("place"),))
 
 
 def _page(
@@ -388,7 +388,7 @@ def _page(
             items = _rows(connection, query, project_id=project_id)
             if more is not None:
                 more(connection, project_id, items)
-    return _answer(items, page, of=owner.name, place=lambda item: (item.pop("place"),))
+    return page_of(items, page, of=owner.name, place=lambda item: (item.pop("place"),))
 
 
 def _project(connection: Connection, name: str, page: Page) -> int | None:
@@ -404,15 +404,6 @@ def _project(connection: Connection, name: str, page: Page) -> int | None:
         for kind, id_ in asked.items():
             require_not_deleted(connection, project_id, kind, id_)
     return project_id
-
-
-def _answer(items: list[Row], page: Page, *, of: str, place: Callable[[Row], Place]) -> Response:
-    """The page of up to `limit + 1` rows, the last of which only says that there are more."""
-    truncated = len(items) > page.limit
-    items = items[: page.limit]
-    places = [place(item) for item in items]
-    next_cursor = cursor_of(places[-1], of=of) if truncated else None
-    return StrictJSON({"items": items, "next_cursor": next_cursor, "truncated": truncated})
 
 
 def _where_it_belongs(owner: Table) -> list[ColumnElement[Any]]:

@@ -150,7 +150,7 @@ def place_of(cursor: str | None, *, of: str, types: tuple[type, ...] = (int,)) -
         name, *place = json.loads(
             base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         )
-    except (binascii.Error, ValueError, TypeError) as error:
+    except (binascii.Error, ValueError, TypeError, RecursionError) as error:
         raise refusal from error
     if (
         name != of

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from tracestore.store import redact
+from tracestore.store.rule_file import parsed
 from tracestore.store.rules import BadRules, Rule
 from tracestore.wire.errors import BodyTooLarge
 from tracestore_api.access import CALLER, AdminProject, Caller, Project
@@ -114,10 +115,7 @@ def delete_redaction(store: Stored, project: AdminProject, redaction_id: int, no
 def _asked(body: bytes) -> tuple[str, str | None]:
     """The rules, as the JSON that they were asked for in, and the reason."""
     hint = 'send {"rules": [...], "reason": ...}'
-    try:
-        value: Any = json.loads(body)
-    except ValueError as error:
-        raise BadRules(reason=str(error), hint=hint) from None
+    value = parsed(body, wrong=BadRules, hint=hint)
     if not isinstance(value, dict) or not {"rules"} <= value.keys() <= {"rules", "reason"}:
         raise BadRules(hint=hint)
     reason = value.get("reason")

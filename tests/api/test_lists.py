@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
@@ -77,6 +78,11 @@ def test_an_empty_project_lists_nothing(client: TestClient, name: str) -> None:
 def test_a_cursor_of_one_list_is_refused_by_another(client: TestClient) -> None:
     post(client, reward("r1"), reward("r2"), episode("e"))
     cursor = client.get("/v1/rewards?limit=1").json()["next_cursor"]
+    assert client.get(f"/v1/gaps?cursor={cursor}").status_code == 422
+
+
+def test_a_cursor_that_nests_without_end_is_refused(client: TestClient) -> None:
+    cursor = base64.urlsafe_b64encode(b"[" * 3_000).decode()
     assert client.get(f"/v1/gaps?cursor={cursor}").status_code == 422
 
 

@@ -46,6 +46,7 @@ def test_rules_that_cannot_be_used_are_a_problem_that_says_why(tmp_path: Path) -
         for body in ({"rules": [{"name": "a"}]}, {"rules": []}, [], {"rules": RULES, "more": 1}):
             answer = client.post("/v1/redactions", json=body)
             assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+        assert client.post("/v1/redactions", content=b"[" * 100_000).status_code == 422
         assert client.post("/v1/redactions", content=b"[" * 300_000).status_code == 413
         assert client.get("/v1/redactions/7").status_code == 404
         assert client.delete("/v1/redactions/7").status_code == 404

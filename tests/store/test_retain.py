@@ -135,6 +135,12 @@ def test_the_command_says_what_would_go_and_then_takes_it(
         assert [verify(store, project).problems for project in "pq"] == [(), ()]
 
 
+def test_rules_that_nest_too_deeply_or_are_no_array_are_refused() -> None:
+    for text in ("[" * 100_000, "{}", "nothing"):
+        with pytest.raises(BadRetention, match="array of"):
+            read_retention(text)
+
+
 @pytest.mark.parametrize(
     "rule",
     [

@@ -86,6 +86,7 @@ def test_the_kinds_of_a_rule_are_the_only_ones_it_holds_for() -> None:
     ("text", "problem"),
     [
         ("{", "Expecting"),
+        ("[" * 100_000, "recursion"),
         ("[]", "at least one"),
         ('[{"name": "a"}]', "a path, a pattern, or both"),
         ('[{"name": "a", "pattern": "("}]', "no regular expression"),

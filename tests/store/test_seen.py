@@ -24,12 +24,6 @@ from tracestore.store.seen import Seen, link_of, what_was_seen
 from tracestore.wire.events import AnyEvent
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """One file for many examples: each is a project of its own."""
-    return Store.open(f"sqlite:///{tmp_path_factory.mktemp('seen') / 'store.db'}")
-
-
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_what_the_calls_of_a_scenario_saw_is_what_its_graph_says(shared: Store, name: str) -> None:
     check(shared, [list(SCENARIOS[name]().events)])

@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tracestore.errors import TracestoreError
@@ -86,6 +87,38 @@ def add_store_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--project", metavar="NAME", default=DEFAULT_PROJECT, help="project (default: default)"
     )
+
+
+def add_blobs_flag(parser: argparse.ArgumentParser) -> None:
+    """`--blobs PLACE`, for the verbs that reach payloads as `blobs_place` finds them."""
+    parser.add_argument(
+        "--blobs",
+        metavar="PLACE",
+        help="where the server keeps the payloads (default: FILE.blobs beside a SQLite file, where it is"
+        " there)",
+    )
+
+
+def blobs_place(args: argparse.Namespace) -> str | None:
+    """What `--blobs` names, else the folder beside a SQLite file, if any blob was ever put there."""
+    from tracestore.store.blobs import default_blobs
+
+    if args.blobs is not None:
+        return str(args.blobs)
+    place = default_blobs(args.db)
+    return place if place is not None and Path(place).is_dir() else None
+
+
+def text_of(file: str) -> str:
+    """The text of a file that a person wrote.
+
+    Raises:
+        UsageError: it cannot be read, or is no text.
+    """
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(file=file, reason=str(error), hint="name a file of JSON") from error
 
 
 def whole_number(*, least: int, most: int | None = None) -> Callable[[str], int]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracestore.cli.common import (
     Subparsers,
     UsageError,
+    add_blobs_flag,
     add_store_flags,
+    blobs_place,
     note,
     opened_store,
     print_facts,
@@ -43,21 +44,16 @@ def add_parser(actions: Subparsers) -> None:
     which.add_argument("--all", action="store_true", help="everything in the project, which takes no more")
     parser.add_argument("--keep-graded", action="store_true", help="of what is old, keep what has a reward")
     parser.add_argument("--reason", metavar="TEXT", help="why, for the record")
-    parser.add_argument(
-        "--blobs",
-        metavar="PLACE",
-        help="where the server keeps the payloads (default: FILE.blobs beside a SQLite file)",
-    )
+    add_blobs_flag(parser)
     parser.add_argument(
         "--vacuum",
         action="store_true",
-        help="write the SQLite file anew without its free pages; without it they are filled again",
+        help="write the database anew without its free room, while posts wait; else that is filled again",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     from tracestore.store import delete
-    from tracestore.store.engine import vacuum
 
     if args.keep_graded and args.older_than is None:
         raise UsageError(flag="--keep-graded", hint="it goes with --older-than")
@@ -71,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             )
             print_facts({"project": project, **delete.facts(done)}, args=args)
         if args.vacuum:
-            vacuum(store.engine)
+            store.vacuum()
     return 0
 
 
@@ -95,13 +91,11 @@ def _asked(store: Store, args: argparse.Namespace) -> list[tuple[str, int]]:
 
 
 def blobs_of(args: argparse.Namespace) -> Blobs | None:
-    """Where payloads lie: what `--blobs` names, else the folder beside a SQLite file, if there is one."""
-    from tracestore.store.blobs import default_blobs, open_blobs
+    """Where payloads lie, if that is known."""
+    from tracestore.store.blobs import open_blobs
 
-    if args.blobs is not None:
-        return open_blobs(args.blobs)
-    place = default_blobs(args.db)
-    return open_blobs(place) if place is not None and Path(place).is_dir() else None
+    place = blobs_place(args)
+    return None if place is None else open_blobs(place)
 
 
 def tell(one: Deletion, args: argparse.Namespace) -> None:

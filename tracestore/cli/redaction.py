@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import getpass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracestore.cli.common import (
@@ -14,6 +13,7 @@ from tracestore.cli.common import (
     note,
     opened_store,
     print_facts,
+    text_of,
     verb_parser,
     whole_number,
 )
@@ -78,12 +78,8 @@ def _asked(store: Store, args: argparse.Namespace) -> list[tuple[str, int]]:
 
     if args.rules is None:
         return redact.unfinished(store)
-    try:
-        text = Path(args.rules).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(file=args.rules, reason=str(error), hint="name a file of JSON") from error
     who = f"user {getpass.getuser()}"
-    found = redact.add_rules(store, args.project, text, reason=args.reason, asked_by=who)
+    found = redact.add_rules(store, args.project, text_of(args.rules), reason=args.reason, asked_by=who)
     return [(args.project, found.id)]
 
 

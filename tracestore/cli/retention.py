@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracestore.cli.common import (
     Subparsers,
-    UsageError,
+    add_blobs_flag,
     add_db_flag,
     note,
     opened_store,
     print_facts,
+    text_of,
     verb_parser,
 )
 from tracestore.cli.deletion import blobs_of, tell
@@ -38,11 +38,7 @@ def add_parser(actions: Subparsers) -> None:
         ' "take": "content" or "blobs" for less than whole episodes',
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would go, and delete nothing")
-    parser.add_argument(
-        "--blobs",
-        metavar="PLACE",
-        help="where the server keeps the payloads (default: FILE.blobs beside a SQLite file)",
-    )
+    add_blobs_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,11 +64,7 @@ def rules_of(file: str) -> tuple[Retention, ...]:
     """The rules in a file."""
     from tracestore.store.retain import read_retention
 
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(file=file, reason=str(error), hint="name a file of JSON") from error
-    return read_retention(text)
+    return read_retention(text_of(file))
 
 
 def _tell_due(store: Store, rules: tuple[Retention, ...], now: int, args: argparse.Namespace) -> None:

@@ -12,7 +12,9 @@ from tracestore.cli.chat import add_chat_flags, chat_of
 from tracestore.cli.common import (
     Subparsers,
     UsageError,
+    add_blobs_flag,
     add_store_flags,
+    blobs_place,
     opened_store,
     print_json_line,
     print_line,
@@ -58,12 +60,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="EXPORT_DIR",
         help="exports of the project to check against the store (default: check the store itself)",
     )
-    parser.add_argument(
-        "--blobs",
-        metavar="PLACE",
-        help="where the server keeps the payloads, to check them too (default: FILE.blobs beside a SQLite"
-        " file, where it is there)",
-    )
+    add_blobs_flag(parser)
     parser.add_argument(
         "--state",
         metavar="FILE",
@@ -164,7 +161,7 @@ def _store(store: Store, args: argparse.Namespace) -> Iterator[Line]:
         "contents": totals["num_contents"],
         "findings": state.findings,
     }
-    if (place := args.blobs or _default_blobs(args.db)) is not None:
+    if (place := blobs_place(args)) is not None:
         from tracestore.store.blobs import open_blobs
         from tracestore.store.blobs.verify import count_blobs, verify_blobs
 
@@ -187,14 +184,6 @@ def _state(args: argparse.Namespace) -> Iterator[VerifyState]:
         yield state
     finally:
         state.close()
-
-
-def _default_blobs(db_url: str) -> str | None:
-    """The folder beside a SQLite file, if any blob was ever put there."""
-    from tracestore.store.blobs import default_blobs
-
-    place = default_blobs(db_url)
-    return place if place is not None and Path(place).is_dir() else None
 
 
 def _facts(finding: Finding) -> dict[str, str]:

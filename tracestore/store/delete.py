@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 from sqlalchemy import Connection, func, select, union
 
 from tracestore.errors import TracestoreError
+from tracestore.store import asked
 from tracestore.store import tables as t
 from tracestore.store.blobs import Blobs
 from tracestore.store.chunks import chunks
@@ -190,13 +191,10 @@ def deletion(store: Store, project: str, key: int) -> Deletion:
     Raises:
         NoDeletion: there is none of this number.
     """
-    with store.read() as connection:
-        # No number of ours is longer, and no database takes one that is.
-        this = t.deletion.c.key == min(key, 2**63 - 1)
-        found = _read(connection, find_project(connection, project) or 0, this)
-    if not found:
+    found = asked.numbered(store, project, t.deletion, _read, key)
+    if found is None:
         raise NoDeletion(id=key, project=project)
-    return found[0]
+    return found
 
 
 def deletions(
@@ -207,22 +205,12 @@ def deletions(
     Args:
         before: those that were asked for before this number.
     """
-    where = () if before is None else (t.deletion.c.key < before,)
-    with store.read() as connection:
-        return _read(connection, find_project(connection, project) or 0, *where, limit=limit)
+    return asked.latest(store, project, t.deletion, _read, before=before, limit=limit)
 
 
 def unfinished(store: Store) -> list[tuple[str, int]]:
     """(project, number) of the deletions that are not done."""
-    c = t.deletion.c
-    with store.read() as connection:
-        rows = connection.execute(
-            select(t.project.c.name, c.key)
-            .join(t.project, t.project.c.project_id == c.project_id)
-            .where(c.state != "done")
-            .order_by(c.project_id, c.key)
-        )
-        return [(name, key) for name, key in rows]
+    return asked.unfinished(store, t.deletion)
 
 
 def carry_out(

@@ -219,7 +219,7 @@ def run_sql(
         BadUrl: neither a SQLite file nor a PostgreSQL database.
     """
     limits = SqlLimits(max_rows=limit_rows, timeout_s=timeout_s, memory_mb=memory_mb)
-    return result_of(SqlQuery(database(url, project), sql, limits=limits).answer())
+    return result_of(_answer(url, project, sql, limits))
 
 
 def run_sql_arrow(
@@ -233,8 +233,12 @@ def run_sql_arrow(
 ) -> ArrowResult:
     """`run_sql` as Arrow gives it."""
     limits = SqlLimits(max_rows=limit_rows, timeout_s=timeout_s, memory_mb=memory_mb)
-    answer = SqlQuery(database(url, project), sql, limits=limits).answer()
+    answer = _answer(url, project, sql, limits)
     return ArrowResult(_table_of(answer), answer.truncated)
+
+
+def _answer(url: str, project: str, sql: str, limits: SqlLimits) -> SqlAnswer:
+    return SqlQuery(database(url, project), sql, limits=limits).answer()
 
 
 def result_of(answer: SqlAnswer) -> SqlResult:

@@ -320,6 +320,7 @@ class _Writer:
         last = self._tx.pos
         yield log
         if self._tx.pos > last:
+            self._cover(log)
             self._write_again(scope, log)
 
     def take(self, log: Log, prepared: Prepared) -> Status:
@@ -390,7 +391,6 @@ class _Writer:
 
     def _write_again(self, scope: Scope, log: Log, *, note_contents: bool = False) -> None:
         last = self._tx.pos
-        self._cover(log)
         state = forget(self._tx, scope, log, note_contents=note_contents)
         if state is not None:
             self._tx.memory.states[state.episode_key] = state

@@ -20,10 +20,10 @@ from typing import Any, ClassVar
 from sqlalchemy import Connection, func, literal, select, union_all
 
 from tracestore.errors import TracestoreError
+from tracestore.store import asked
 from tracestore.store import tables as t
 from tracestore.store.ingest import rewrite
 from tracestore.store.pack import pack_again
-from tracestore.store.query import find_project
 from tracestore.store.replace import Scope
 from tracestore.store.rules import Rule, read_rules, redact, written
 from tracestore.store.store import Store
@@ -105,13 +105,10 @@ def redaction(store: Store, project: str, key: int) -> Redaction:
     Raises:
         NoRedaction: there is none of this number.
     """
-    with store.read() as connection:
-        # No number of ours is longer, and no database takes one that is.
-        this = t.redaction.c.key == min(key, 2**63 - 1)
-        found = _read(connection, find_project(connection, project) or 0, this)
-    if not found:
+    found = asked.numbered(store, project, t.redaction, _read, key)
+    if found is None:
         raise NoRedaction(id=key, project=project)
-    return found[0]
+    return found
 
 
 def redactions(
@@ -122,22 +119,12 @@ def redactions(
     Args:
         before: those that were asked for before this number.
     """
-    where = () if before is None else (t.redaction.c.key < before,)
-    with store.read() as connection:
-        return _read(connection, find_project(connection, project) or 0, *where, limit=limit)
+    return asked.latest(store, project, t.redaction, _read, before=before, limit=limit)
 
 
 def unfinished(store: Store) -> list[tuple[str, int]]:
     """(project, number) of the redactions that are not done."""
-    c = t.redaction.c
-    with store.read() as connection:
-        rows = connection.execute(
-            select(t.project.c.name, c.key)
-            .join(t.project, t.project.c.project_id == c.project_id)
-            .where(c.state != "done")
-            .order_by(c.project_id, c.key)
-        )
-        return [(name, key) for name, key in rows]
+    return asked.unfinished(store, t.redaction)
 
 
 def carry_out(store: Store, project: str, key: int, *, progress: Progress | None = None) -> Redaction:

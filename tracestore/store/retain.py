@@ -11,11 +11,10 @@ stands for itself: an episode goes when one of them takes it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 from sqlalchemy import select
 
 from tracestore.errors import TracestoreError
@@ -24,6 +23,7 @@ from tracestore.store import delete
 from tracestore.store import tables as t
 from tracestore.store.blobs import Blobs
 from tracestore.store.delete import Deletion, Progress
+from tracestore.store.rule_file import parsed, rules_of
 from tracestore.store.store import Store
 
 
@@ -81,19 +81,8 @@ def read_retention(text: str) -> tuple[Retention, ...]:
         BadRetention: it is none, or a rule in it cannot be used.
     """
     hint = 'an array of {"project": ..., "older_than": "30d", "take": "episodes"}'
-    try:
-        values = json.loads(text)
-        if not isinstance(values, list):
-            raise BadRetention(hint=hint)
-        return tuple(map(Retention.model_validate, values))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or None
-        raise BadRetention(
-            field=where, reason=first["msg"].removeprefix("Value error, "), hint=hint
-        ) from None
-    except ValueError as error:
-        raise BadRetention(reason=str(error), hint=hint) from None
+    values = parsed(text, wrong=BadRetention, hint=hint)
+    return rules_of(values, Retention, wrong=BadRetention, hint=hint)
 
 
 def due(store: Store, rules: Sequence[Retention], *, now: int) -> Iterator[Due]:

@@ -20,11 +20,12 @@ from functools import cache, lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tracestore.errors import TracestoreError
 from tracestore.graph.messages import messages_of, request_tools
 from tracestore.graph.spans import span_end
+from tracestore.store.rule_file import parsed, rules_of
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Call
 from tracestore.wire.completion import Completion
@@ -153,25 +154,14 @@ def read_rules(text: str) -> tuple[Rule, ...]:
         BadRules: it is none, or a rule in it cannot be used.
     """
     hint = 'an array of {"name": ..., "pattern": ...} or {"name": ..., "path": ...}'
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadRules(reason=str(error), hint=hint) from None
+    values = parsed(text, wrong=BadRules, hint=hint)
     if not isinstance(values, list) or not 0 < len(values) <= _MAX_RULES:
         raise BadRules(hint=f"{hint}, at least one and at most {_MAX_RULES}")
-    found = []
-    for place, value in enumerate(values):
-        try:
-            # As JSON: a list is what an array gives, where a tuple is wanted.
-            found.append(Rule.model_validate(value))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, (place, *first["loc"])))
-            raise BadRules(rule=where, reason=first["msg"].removeprefix("Value error, "), hint=hint) from None
+    found = rules_of(values, Rule, wrong=BadRules, hint=hint)
     names = [rule.name for rule in found]
     if len(set(names)) < len(names):
         raise BadRules(reason="two rules have one name", hint="each needs its own, to tell them apart later")
-    return tuple(found)
+    return found
 
 
 def written(rules: Iterable[Rule]) -> str:

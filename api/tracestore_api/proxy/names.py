@@ -287,7 +287,7 @@ def _in_user_id(user: Any) -> str | None:
         return match[1]
     try:
         value = json.loads(user)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     session = value.get("session_id") if isinstance(value, dict) else None
     return session if isinstance(session, str) else None
