@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
+from sqlalchemy import Connection, Table
 
 from tests import factories as make
 from tests.factories import posted
 from tracestore.cli.main import main
-from tracestore.store import Store
-from tracestore.store.delete import carry_out, delete_episode, old_episodes
+from tracestore.store import Store, delete
+from tracestore.store import tables as t
+from tracestore.store.delete import carry_out, delete_episode, deletion, old_episodes
+from tracestore.store.doomed import waiting
 from tracestore.store.load import SnapshotGone
 from tracestore.store.verify import verify
+from tracestore.wire.events import AnyEvent
 
 
 def two_episodes(store: Store) -> None:
@@ -64,3 +69,38 @@ def test_the_command_deletes_and_gives_the_room_back(
     # The store that was open all the while has noticed.
     [outcome] = store.ingest("p", [posted(make.gap("late"))])
     assert outcome.status == "deleted"
+
+
+def test_what_is_noted_again_after_the_search_of_a_sweep_is_left_for_the_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def say(name: str) -> None:
+        events: list[AnyEvent] = [
+            *(make.episode(name), make.agent(f"a{name}", episode=name)),
+            make.call(f"c{name}", [make.user("said by all")], agent=f"a{name}", episode=name),
+        ]
+        assert {one.status for one in store.ingest("p", [posted(one) for one in events])} == {"stored"}
+
+    def erase(name: str) -> None:
+        """All of a deletion but its sweep."""
+        key = delete_episode(store, "p", name).id
+        while deletion(store, "p", key).state == "erasing":
+            store.perform("p", lambda tx: delete._erase(tx, key, "p", None)).result()
+
+    meanwhile = iter(["once"])
+
+    def search(connection: Connection, project_id: int, table: Table) -> Any:
+        found = waiting(connection, project_id, table)
+        if table is t.content and next(meanwhile, None):
+            say("later")
+            say("kept")
+            erase("later")
+        return found
+
+    say("first")
+    monkeypatch.setattr("tracestore.store.sweep.waiting", search)
+    assert carry_out(store, "p", delete_episode(store, "p", "first").id).state == "done"
+    assert verify(store, "p").problems == ()
+    assert b"said by all" in bytes(store.context("p", "ckept")[0])
+    assert delete.resume(store) == 1
+    assert verify(store, "p").problems == ()
