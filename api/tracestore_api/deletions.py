@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
@@ -33,29 +33,10 @@ RETAIN_EVERY_S = 3600.0
 _log = logging.getLogger("tracestore.api")
 
 
-class DeletionAnswer(BaseModel):
-    """How far a deletion has come."""
-
-    id: int
-    what: Literal["episode", "project", "age", "content", "blobs"]
-    name: str
-    reason: str | None
-    state: Literal["erasing", "sweeping", "done"]
-    requested_at: int
-    finished_at: int | None
-    episodes: int
-    episodes_erased: int
-    rows: int
-    contents: int
-    blobs: int
-    exports: list[str]
-    export_locations: list[str]
-
-
 class DeletionsAnswer(BaseModel):
     """A page of the deletions of a project, the latest first."""
 
-    items: list[DeletionAnswer]
+    items: list[Deletion]
     next_cursor: str | None
     truncated: bool
 
@@ -139,7 +120,7 @@ def _deleter(request: Request) -> Deleter:
 Carrier = Annotated[Deleter, Depends(_deleter)]
 
 
-@router.delete("/v1/episodes/{episode_id:id}", status_code=202, response_model=DeletionAnswer)
+@router.delete("/v1/episodes/{episode_id:id}", status_code=202, response_model=Deletion)
 def delete_episode(
     store: Stored, project: AdminProject, deleter: Carrier, episode_id: str, no: NoParameters
 ) -> Response:
@@ -147,7 +128,7 @@ def delete_episode(
     return _begun(deleter, project, delete.delete_episode(store, project, episode_id))
 
 
-@router.delete("/v1/projects/{name}", status_code=202, response_model=DeletionAnswer)
+@router.delete("/v1/projects/{name}", status_code=202, response_model=Deletion)
 def delete_project(
     store: Stored, project: AdminProject, deleter: Carrier, name: str, no: NoParameters
 ) -> Response:
@@ -165,7 +146,7 @@ def get_deletions(store: Stored, project: Project, page: Annotated[Page, Query()
     return numbered_page([delete.facts(one) for one in found], page, of="deletions")
 
 
-@router.get("/v1/deletions/{deletion_id:int}", response_model=DeletionAnswer)
+@router.get("/v1/deletions/{deletion_id:int}", response_model=Deletion)
 def get_deletion(store: Stored, project: Project, deletion_id: int, no: NoParameters) -> Response:
     """How far a deletion has come."""
     return StrictJSON(delete.facts(delete.deletion(store, project, deletion_id)))

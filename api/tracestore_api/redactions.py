@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from tracestore.store import redact
+from tracestore.store.redact import Redaction
 from tracestore.store.rule_file import parsed
 from tracestore.store.rules import BadRules, Rule
 from tracestore.wire.errors import BodyTooLarge
@@ -30,26 +31,10 @@ class RedactionRequest(BaseModel):
     reason: str | None = None
 
 
-class RedactionAnswer(BaseModel):
-    """Rules, and how far they have come."""
-
-    id: int
-    rules: list[Rule]
-    reason: str | None
-    asked_by: str | None
-    state: Literal["redacting", "sweeping", "packing", "scrubbing", "done"]
-    requested_at: int
-    finished_at: int | None
-    ended_at: int | None
-    events: int
-    values: int
-    contents: int
-
-
 class RedactionsAnswer(BaseModel):
     """A page of the redactions of a project, the latest first."""
 
-    items: list[RedactionAnswer]
+    items: list[Redaction]
     next_cursor: str | None
     truncated: bool
 
@@ -75,7 +60,7 @@ _DOCUMENT = {
 }
 
 
-@router.post("/v1/redactions", status_code=202, response_model=RedactionAnswer, openapi_extra=_DOCUMENT)
+@router.post("/v1/redactions", status_code=202, response_model=Redaction, openapi_extra=_DOCUMENT)
 def post_redaction(
     request: Request,
     store: Stored,
@@ -100,13 +85,13 @@ def get_redactions(store: Stored, project: Project, page: Annotated[Page, Query(
     return numbered_page([redact.facts(one) for one in found], page, of="redactions")
 
 
-@router.get("/v1/redactions/{redaction_id:int}", response_model=RedactionAnswer)
+@router.get("/v1/redactions/{redaction_id:int}", response_model=Redaction)
 def get_redaction(store: Stored, project: Project, redaction_id: int, no: NoParameters) -> Response:
     """How far a redaction has come."""
     return StrictJSON(redact.facts(redact.redaction(store, project, redaction_id)))
 
 
-@router.delete("/v1/redactions/{redaction_id:int}", response_model=RedactionAnswer)
+@router.delete("/v1/redactions/{redaction_id:int}", response_model=Redaction)
 def delete_redaction(store: Stored, project: AdminProject, redaction_id: int, no: NoParameters) -> Response:
     """Let the rules hold no more for what comes; what they took does not come back."""
     return StrictJSON(redact.facts(redact.end_rules(store, project, redaction_id)))

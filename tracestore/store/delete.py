@@ -32,6 +32,7 @@ from tracestore.store.sweep import Taken, sweep
 from tracestore.store.transaction import Transaction
 
 What = Literal["episode", "project", "age", "content", "blobs"]
+State = Literal["erasing", "sweeping", "done"]
 
 _OF_EPISODES = ("episode", "content")
 """Kinds of the tombstones that a deletion of episodes, or of their content, leaves."""
@@ -61,12 +62,11 @@ class Deletion:
     """How far a deletion has come."""
 
     id: int
-    what: str
+    what: What
     name: str
     """The episode, the project, or the rule that chose the episodes."""
     reason: str | None
-    state: str
-    """erasing, sweeping, done."""
+    state: State
     requested_at: int
     finished_at: int | None
     episodes: int

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from sqlalchemy import Connection, func, literal, select, union_all
 
@@ -30,6 +30,7 @@ from tracestore.store.store import Store
 from tracestore.store.sweep import Taken, sweep
 from tracestore.store.transaction import Transaction
 
+State = Literal["redacting", "sweeping", "packing", "scrubbing", "done"]
 EVENTS = 500
 """Events that a step looks at, unless one episode has more: ingest waits for it."""
 _SCOPES = 100
@@ -49,8 +50,7 @@ class Redaction:
     rules: tuple[Rule, ...]
     reason: str | None
     asked_by: str | None
-    state: str
-    """redacting, sweeping, packing, scrubbing, done."""
+    state: State
     requested_at: int
     finished_at: int | None
     ended_at: int | None
