@@ -199,8 +199,9 @@ def test_only_one_writes_and_only_to_a_folder_of_ours(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     with Store.open(f"sqlite:///{tmp_path / 't.db'}") as store:
-        with pytest.raises(NotOurFolder):
-            export_parquet(store, tmp_path / "mine")
+        for taken in ("mine", "mine/thesis.txt", "mine/thesis.txt/below"):
+            with pytest.raises(NotOurFolder):
+                export_parquet(store, tmp_path / taken)
         with _manifest(tmp_path / "out"), pytest.raises(ExportInHand):
             export_parquet(store, tmp_path / "out")
 

@@ -77,7 +77,7 @@ _OWNERS = {
 
 
 class NotOurFolder(TracestoreError):
-    """This folder holds something other than a Parquet export"""
+    """This is no folder, or holds something other than a Parquet export"""
 
     exit_code = 2
 
@@ -515,10 +515,14 @@ class _Manifest:
 @contextmanager
 def _manifest(folder: Path) -> Iterator[_Manifest]:
     """The manifest of a folder that no other process writes to meanwhile; a new one in an empty folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+    refusal = NotOurFolder(folder=str(folder), hint="name an empty folder, or one that `db parquet` made")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise refusal from None
     path = folder / _MANIFEST
     if not path.exists() and any(file.name != ".lock" for file in folder.iterdir()):
-        raise NotOurFolder(folder=str(folder), hint="name an empty folder, or one that `db parquet` made")
+        raise refusal
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
