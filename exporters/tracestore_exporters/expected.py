@@ -6,6 +6,7 @@ latents, which of its tokens they exclude is asked of the exporter itself.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -112,16 +113,54 @@ class _Rules:
         if self._spec.objective == "rl":
             if completion.logprobs is not None:
                 reasons[~_logprobs(completion)[0]] = Reason.LOGPROB_INVALID
-            for run in completion.versions or ():
-                foreign = self._spec.policies is not None and run.name not in self._spec.policies
-                until = min(
-                    (r.start for r in completion.versions or () if r.start > run.start), default=length
-                )
-                if foreign:
-                    reasons[run.start : until] = Reason.OTHER_POLICY
+            for place, sampled_by in enumerate(_policies(self._graph, key, completion)):
+                reason = self._of_policy(sampled_by)
+                if reason is not None:
+                    reasons[place] = reason
         if prompt is not None and len(prompt) == 0:
             reasons[0] = Reason.NO_TARGET
         return reasons
+
+    def _of_policy(self, sampled_by: tuple[str, int | None] | None) -> Reason | None:
+        """Whether a token's policy and version are among those of the spec, and recent enough."""
+        spec = self._spec
+        name, version = (None, None) if sampled_by is None else sampled_by
+        named = spec.policies is None or name in spec.policies
+        versioned = spec.policy_versions is None or version in spec.policy_versions
+        if not (named and versioned):
+            return Reason.OTHER_POLICY
+        if spec.current_version is None or spec.max_staleness is None:
+            return None
+        is_recent = version is not None and spec.current_version - version <= spec.max_staleness
+        return None if is_recent else Reason.STALE
+
+    def _split(self) -> str:
+        """train, eval or test: as named, but eval for a task that the spec sets aside."""
+        graph, validation = self._graph, self._spec.validation
+        episode, group = graph.episode, graph.group
+        named = (None if episode is None else episode.split) or "train"
+        if validation is None or named != "train":
+            return named
+        of_episode = () if episode is None else (episode.group_id, episode.id)
+        tasks = [
+            *([] if episode is None else [episode.task_id]),
+            *([] if group is None else [group.task_id, group.id]),
+            *of_episode,
+        ]
+        tasks = [task for task in tasks if task is not None]
+        if not tasks:
+            return named
+        text = f"{validation.salt}\0{tasks[0]}".encode("utf-8", "surrogatepass")
+        return "eval" if int(hashlib.sha256(text).hexdigest()[:16], 16) / 2**64 < validation.share else named
+
+    def _in_time(self) -> bool:
+        spec, episode = self._spec, self._graph.episode
+        began = None if episode is None else episode.started_at
+        if spec.started_from is None and spec.started_before is None:
+            return True
+        too_early = spec.started_from is not None and (began is None or began < spec.started_from)
+        too_late = spec.started_before is not None and (began is None or began >= spec.started_before)
+        return not too_early and not too_late
 
     def _whole(
         self, key: CompletionKey, completion: CompletionFields, prompt: np.ndarray | None
@@ -135,19 +174,21 @@ class _Rules:
         purposes = spec.purposes
         listed = purposes is not None and (call.purpose or "act") in purposes
         status = None if episode is None else episode.status
-        split = "train" if episode is None or episode.split is None else episode.split
+        role = None if agent is None else agent.role
         rendering = graph.rendering
         as_recorded = rendering is not None and call.id not in rendering.calls
         questions = (
             (as_recorded and not spec.keep_recorded, Reason.OTHER_TOKENIZER),
             (episode is not None and episode.inference_only is True, Reason.INFERENCE_ONLY),
             (status == "infra_error", Reason.INFRA_ERROR),
-            (split not in spec.splits, Reason.SPLIT),
+            (self._split() not in spec.splits, Reason.SPLIT),
+            (not self._in_time(), Reason.TIME),
             (status is not None and status not in spec.statuses, Reason.EPISODE_EXCLUDED),
             (
                 spec.objective == "rl" and agent is not None and agent.trainable is False,
                 Reason.AGENT_NOT_TRAINABLE,
             ),
+            (spec.roles is not None and role not in spec.roles, Reason.ROLE),
             (not self._authored(key, completion), Reason.OTHER_POLICY),
             (not listed if purposes is not None else auxiliary, Reason.PURPOSE),
             (self._is_broken(key, completion), Reason.CALL_INCOMPLETE),
@@ -158,7 +199,7 @@ class _Rules:
     def _authored(self, key: CompletionKey, completion: CompletionFields) -> bool:
         """Whether the spec's policy (or model) wrote any of it."""
         call, spec = self._graph.calls[key[0]], self._spec
-        if spec.objective == "sft":
+        if spec.objective != "rl":
             return spec.models is None or (call.model is not None and call.model in spec.models)
         named = [run.name for run in completion.versions or ()]
         if not named and call.policy is not None:
@@ -206,6 +247,7 @@ class _Rules:
         graph = self._graph
         kept: set[CompletionKey] = set()
         dropped: set[CompletionKey] = set()
+        paired: set[CompletionKey] = set()
         for set_id, one in graph.candidate_sets.items():
             verdicts = [
                 s
@@ -216,17 +258,24 @@ class _Rules:
                 continue
             stated = [v.treatment for v in sorted(verdicts, key=lambda v: v.id) if v.treatment is not None]
             treatment = stated[-1] if stated else self._spec.candidates
+            chosen = {index for verdict in verdicts for index in verdict.selected}
+            is_pair = treatment != "exclude" and 0 < len(chosen) < len(one.members)
             for index, member in enumerate(one.members):
                 if member.call_id is not None:
                     keys = {(member.call_id, member.completion)}
                 else:
                     keys = {key for key in graph.completions if self._is_under(key[0], member.agent_id)}
-                if any(index in verdict.selected for verdict in verdicts):
+                if is_pair:
+                    paired |= keys
+                if index in chosen:
                     kept |= keys
                 elif treatment == "exclude":
                     dropped |= keys
         for key in dropped - kept:
             yield key, Reason.CANDIDATE_EXCLUDED
+        if self._spec.objective == "preference":
+            for key in set(graph.completions) - paired - (dropped - kept):
+                yield key, Reason.NOT_PAIRED
 
     def _is_under(self, call_id: str, agent_id: str | None) -> bool:
         """Whether a call belongs to an agent or to one below it."""

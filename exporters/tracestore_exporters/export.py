@@ -22,6 +22,7 @@ import tracestore
 from tracestore.errors import TracestoreError
 from tracestore.graph.model import Graph
 from tracestore.shards.manifest import Manifest, ShardEntry, write_manifest
+from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row
 from tracestore.shards.schema import schema_hash
 from tracestore.shards.write import fsync_folder, write_shard
@@ -44,6 +45,12 @@ class NotEmpty(TracestoreError):
 
 class BeyondLatest(TracestoreError):
     """The snapshot lies beyond the latest commit."""
+
+    exit_code = 2
+
+
+class UnknownGroup(TracestoreError):
+    """The spec names groups that the project does not have at this snapshot."""
 
     exit_code = 2
 
@@ -80,6 +87,7 @@ def export(
 
     Raises:
         NotEmpty: something is in the folder.
+        UnknownGroup: the spec names a group that is not there.
         BeyondLatest: `snapshot` has not been reached.
         NoTokenizer, NothingToRender, RenderedForRl: see `rendering.source_of`.
     """
@@ -128,7 +136,7 @@ class _Exporter:
     def write(self, folder: Path) -> Manifest:
         groups = [
             PlannedGroup(ref.group_id, tuple(sorted(ref.episode_ids)), ended=ref.ended)
-            for ref in self._store.groups(self._project, snapshot=self._snapshot)
+            for ref in groups_of(self._store, self._project, self._spec, snapshot=self._snapshot)
         ]
         self._total = len(groups)
         plan = shard_plan(groups, shard_rows=self._spec.shard_rows)
@@ -216,6 +224,24 @@ class _Exporter:
         return tuple(notes)
 
 
+def groups_of(store: Source, project: str, spec: Spec, *, snapshot: int) -> list[GroupLike]:
+    """The groups that a spec reads.
+
+    Raises:
+        UnknownGroup: the spec names one that is not there.
+    """
+    every = store.groups(project, snapshot=snapshot)
+    if spec.groups is None:
+        return list(every)
+    named = {ref.group_id if ref.group_id is not None else ref.episode_ids[0]: ref for ref in every}
+    missing = [name for name in spec.groups if name not in named]
+    if missing:
+        raise UnknownGroup(
+            groups=missing, snapshot=snapshot, hint="groups: ids of groups, or of single episodes"
+        )
+    return [named[name] for name in dict.fromkeys(spec.groups)]
+
+
 def group_rows(
     graphs: Sequence[Graph], spec: Spec, *, project: str, group: PlannedGroup
 ) -> tuple[str | None, list[Row]]:
@@ -242,11 +268,15 @@ def group_info(graphs: Sequence[Graph], *, project: str, group: GroupLike) -> Gr
 
 
 def has_lessons(rows: Sequence[Row]) -> bool:
-    """Whether a group goes into the shards: something of it trains, or it holds sampled candidates.
+    """Whether a group goes into the shards: something of it trains, would train if the spec allowed longer
+    samples, or it holds sampled candidates.
 
     Rejected candidates stay even where none of them trains: a trainer may learn from the choice.
     """
-    return any(row.num_trained or (row.candidate_sets and len(row.segments)) for row in rows)
+    return any(
+        row.num_trained or (row.candidate_sets and len(row.segments)) or (row.reason == Reason.TOO_LONG).any()
+        for row in rows
+    )
 
 
 def _task_id(of_group: str | None, graphs: Sequence[Graph]) -> str | None:

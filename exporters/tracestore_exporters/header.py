@@ -28,7 +28,7 @@ from tracestore.wire.base import Raw
 from tracestore.wire.candidate_set import CandidateSet, Treatment
 from tracestore.wire.context_edit import ContextEdit
 from tracestore.wire.reward import Reward
-from tracestore_exporters.masks import Masks, selections_of
+from tracestore_exporters.masks import Masks, selections_of, split_of
 from tracestore_exporters.spec import Spec
 
 _CARRIED_BLOBS = frozenset({"memory", "workspace"})
@@ -70,7 +70,7 @@ def header(graphs: Sequence[Graph], episode_ids: Sequence[str], masks: Sequence[
         tables["rewards"] += part.rewards(spec)
         tables["blobs"] += part.blobs()
     return Header(
-        episodes=_episodes(graphs, episode_ids, masks),
+        episodes=_episodes(graphs, episode_ids, masks, spec),
         agents=tuple(tables["agents"]),
         calls=tuple(tables["calls"]),
         completions=tuple(completions),
@@ -84,7 +84,7 @@ def header(graphs: Sequence[Graph], episode_ids: Sequence[str], masks: Sequence[
 
 
 def _episodes(
-    graphs: Sequence[Graph], episode_ids: Sequence[str], masks: Sequence[Masks]
+    graphs: Sequence[Graph], episode_ids: Sequence[str], masks: Sequence[Masks], spec: Spec
 ) -> tuple[EpisodeEntry, ...]:
     entries = []
     for number, (graph, episode_id, rules) in enumerate(zip(graphs, episode_ids, masks, strict=True)):
@@ -93,7 +93,7 @@ def _episodes(
             EpisodeEntry(
                 episode_id=episode_id,
                 status=None if episode is None else episode.status,
-                split=None if episode is None else episode.split,
+                split=split_of(graph, spec),
                 task_id=None if episode is None else episode.task_id,
                 forked_from_episode_id=None if episode is None else episode.forked_from_episode_id,
                 ordinal=number,
@@ -299,12 +299,12 @@ class _Part:
     def rewards(self, spec: Spec) -> list[RewardEntry]:
         wanted = spec.rewards
         return [
-            self._one_reward(reward)
+            self._one_reward(reward, None if wanted is None else wanted[reward.name])
             for reward in self._graph.rewards.values()
             if wanted is None or reward.name in wanted
         ]
 
-    def _one_reward(self, reward: Reward) -> RewardEntry:
+    def _one_reward(self, reward: Reward, weight: float | None) -> RewardEntry:
         target = reward.target
         named = None
         if target.call_id is not None and target.completion is not None:
@@ -325,7 +325,7 @@ class _Part:
             token_length=target.token_length,
             name=reward.name,
             value=reward.value,
-            weight=reward.weight,
+            weight=reward.weight if weight is None else weight,
             scorer=reward.scorer,
             scorer_version=reward.scorer_version,
             seq=0,

@@ -20,7 +20,7 @@ from tracestore.wire.arrays import Logprobs
 from tracestore.wire.call import Call
 from tracestore.wire.candidate_set import CandidateSelection, CandidateSet, Treatment
 from tracestore.wire.completion import CompletionFields
-from tracestore_exporters.spec import Spec
+from tracestore_exporters.spec import Spec, Split
 from tracestore_exporters.units import Unit, first_latent, has_unplaced_media
 
 SENTINELS = (-9999.0, -100.0)
@@ -49,6 +49,7 @@ class Masks:
         self._spec = spec
         self.of_episode = episode_reason(graph, spec)
         self.treatments = treatments(graph, spec)
+        self._paired = _paired(graph, self.treatments) if spec.objective == "preference" else None
         self._rejected = _rejected(graph, self.treatments)
         self._edits = _edit_reasons(graph)
         self._usable: dict[CompletionKey, np.ndarray] = {}
@@ -72,9 +73,11 @@ class Masks:
         return known
 
     def _of_agent(self, call: Call) -> Reason | None:
-        agent = self._graph.agents.get(call.agent_id)
-        untrainable = agent is not None and agent.trainable is False
-        return Reason.AGENT_NOT_TRAINABLE if untrainable and self._spec.objective == "rl" else None
+        agent, spec = self._graph.agents.get(call.agent_id), self._spec
+        if agent is not None and agent.trainable is False and spec.objective == "rl":
+            return Reason.AGENT_NOT_TRAINABLE
+        role = None if agent is None else agent.role
+        return Reason.ROLE if spec.roles is not None and role not in spec.roles else None
 
     def _of_call(self, unit: Unit) -> Reason | None:
         call = unit.call
@@ -96,6 +99,8 @@ class Masks:
             return edit
         if unit.key in self._rejected:
             return Reason.CANDIDATE_EXCLUDED
+        if self._paired is not None and unit.key not in self._paired:
+            return Reason.NOT_PAIRED
         return Reason.IMAGE_NOT_CARRIED if has_unplaced_media(unit) else None
 
     def _of_tokens(self, unit: Unit) -> np.ndarray:
@@ -104,8 +109,10 @@ class Masks:
         if self._spec.objective == "rl":
             if completion.logprobs is not None:
                 reasons[~self.usable(unit)] = Reason.LOGPROB_INVALID
-            for start, end in self._foreign_runs(completion, len(unit.ids)):
-                reasons[start:end] = Reason.OTHER_POLICY
+            for start, end, name, version in _version_runs(unit.call, completion, len(unit.ids)):
+                reason = self._of_version(name, version)
+                if reason is not None:
+                    reasons[start:end] = reason
         prompt_length = 0 if unit.prompt is None else len(unit.prompt)
         latent = first_latent(unit)
         if latent is not None:
@@ -117,7 +124,7 @@ class Masks:
     def _is_ours(self, call: Call, completion: CompletionFields) -> bool:
         """Whether a policy of the spec (for `sft`: a model of the spec) wrote it; see `spec`."""
         spec = self._spec
-        if spec.objective == "sft":
+        if spec.objective != "rl":
             return spec.models is None or call.model in spec.models
         if spec.policies is not None:
             runs = completion.versions or ()
@@ -131,15 +138,29 @@ class Masks:
         declared = None if agent is None else agent.model
         return declared is None or call.model is None or declared == call.model
 
-    def _foreign_runs(self, completion: CompletionFields, length: int) -> Iterator[tuple[int, int]]:
-        """Runs of tokens that another policy than the spec's sampled."""
-        runs = completion.versions
-        if self._spec.policies is None or not runs:
-            return
-        ends = [run.start for run in runs[1:]] + [length]
-        for run, end in zip(runs, ends, strict=True):
-            if run.name not in self._spec.policies:
-                yield run.start, end
+    def _of_version(self, name: str | None, version: int | None) -> Reason | None:
+        """Why what a policy of this name and version sampled does not train, if so."""
+        spec = self._spec
+        if spec.policies is not None and name not in spec.policies:
+            return Reason.OTHER_POLICY
+        if spec.policy_versions is not None and version not in spec.policy_versions:
+            return Reason.OTHER_POLICY
+        oldest = spec.oldest_version
+        return Reason.STALE if oldest is not None and (version is None or version < oldest) else None
+
+
+def _version_runs(
+    call: Call, completion: CompletionFields, length: int
+) -> Iterator[tuple[int, int, str | None, int | None]]:
+    """(start, end, policy, version) of the tokens that one version sampled; None: unknown."""
+    runs = completion.versions
+    if not runs:
+        policy = call.policy
+        yield 0, length, *((None, None) if policy is None else (policy.name, policy.version))
+        return
+    ends = [run.start for run in runs[1:]] + [length]
+    for run, end in zip(runs, ends, strict=True):
+        yield run.start, end, run.name, run.version
 
 
 def episode_reason(graph: Graph, spec: Spec) -> Reason | None:
@@ -148,17 +169,45 @@ def episode_reason(graph: Graph, spec: Spec) -> Reason | None:
     if rendering is not None and not rendering.calls and not spec.keep_recorded and has_recorded_ids(graph):
         return Reason.OTHER_TOKENIZER
     episode = graph.episode
-    if episode is None:
-        return None if "train" in spec.splits else Reason.SPLIT
-    if episode.inference_only:
+    if episode is not None and episode.inference_only:
         return Reason.INFERENCE_ONLY
-    if episode.status == "infra_error":
+    if episode is not None and episode.status == "infra_error":
         return Reason.INFRA_ERROR
-    if (episode.split or "train") not in spec.splits:
+    if (split_of(graph, spec) or "train") not in spec.splits:
         return Reason.SPLIT
-    if episode.status is not None and episode.status not in spec.statuses:
+    if not _is_in_time(None if episode is None else episode.started_at, spec):
+        return Reason.TIME
+    if episode is not None and episode.status is not None and episode.status not in spec.statuses:
         return Reason.EPISODE_EXCLUDED
     return None
+
+
+def split_of(graph: Graph, spec: Spec) -> Split | None:
+    """The split of an episode: the one it names, but eval where the spec sets its task aside; None: unknown.
+
+    The task is the episode's, else its group's; without either the group itself, or the episode.
+    """
+    episode = graph.episode
+    named = None if episode is None else episode.split
+    if spec.validation is None or named not in (None, "train"):
+        return named
+    group = graph.group
+    known = (
+        None if episode is None else episode.task_id,
+        None if group is None else group.task_id,
+        None if group is None else group.id,
+        None if episode is None else episode.group_id,
+        None if episode is None else episode.id,
+    )
+    task = next((one for one in known if one is not None), None)
+    return "eval" if task is not None and spec.validation.holds(task) else named
+
+
+def _is_in_time(started_at: int | None, spec: Spec) -> bool:
+    first, end = spec.started_from, spec.started_before
+    if first is None and end is None:
+        return True
+    return started_at is not None and (first or 0) <= started_at and (end is None or started_at < end)
 
 
 def selections_of(graph: Graph) -> Mapping[str, list[CandidateSelection]]:
@@ -202,6 +251,19 @@ def _rejected(graph: Graph, chosen: Mapping[str, Treatment]) -> frozenset[Comple
             elif chosen[set_id] == "exclude":
                 rejected |= keys
     return frozenset(rejected - kept)
+
+
+def _paired(graph: Graph, chosen: Mapping[str, Treatment]) -> frozenset[CompletionKey]:
+    """Completions that are members of a set of which some were selected and some were not."""
+    selections = selections_of(graph)
+    paired: set[CompletionKey] = set()
+    for set_id, candidates in graph.candidate_sets.items():
+        selected = {index for selection in selections.get(set_id, ()) for index in selection.selected}
+        if chosen[set_id] == "exclude" or not selected or len(selected) == len(candidates.members):
+            continue
+        for index in range(len(candidates.members)):
+            paired.update(member_completions(graph, candidates, index))
+    return frozenset(paired)
 
 
 def member_completions(graph: Graph, candidates: CandidateSet, index: int) -> Iterator[CompletionKey]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from tracestore_exporters.header import Header, header
 from tracestore_exporters.masks import Masks
 from tracestore_exporters.spec import Spec
 from tracestore_exporters.split import Chain, chains
+from tracestore_exporters.too_long import limited, too_long
 from tracestore_exporters.units import Unit, units
 
 BYTES_PER_TOKEN = 4 + 4 + 1
@@ -39,7 +40,7 @@ def plan_row(graphs: Sequence[Graph], spec: Spec, group: GroupInfo) -> Row:
     graphs, group = _by_episode(graphs, group)
     every = units(graphs)
     masks = [Masks(graph, spec) for graph in graphs]
-    return _row(graphs, every, masks, header(graphs, group.episode_ids, masks, spec), group, 0, 1)
+    return _row(graphs, every, masks, header(graphs, group.episode_ids, masks, spec), group, spec)
 
 
 def plan_rows(graphs: Sequence[Graph], spec: Spec, group: GroupInfo) -> Iterator[Row]:
@@ -52,14 +53,14 @@ def plan_rows(graphs: Sequence[Graph], spec: Spec, group: GroupInfo) -> Iterator
     every = units(graphs)
     masks = [Masks(graph, spec) for graph in graphs]
     head = header(graphs, group.episode_ids, masks, spec)
-    whole = _row(graphs, every, masks, head, group, 0, 1)
+    whole = _row(graphs, every, masks, head, group, spec)
     if len(graphs) == 1 or len(whole.token_ids) * BYTES_PER_TOKEN <= spec.max_row_bytes:
         yield whole
         return
     parts = _parts(whole, every, len(graphs), spec.max_row_bytes // BYTES_PER_TOKEN)
     for number, episodes in enumerate(parts):
         own = [unit for unit in every if unit.episode in episodes]
-        yield _row(graphs, own, masks, head, group, number, len(parts))
+        yield _row(graphs, own, masks, head, group, spec, part=number, num_parts=len(parts))
 
 
 def _by_episode(graphs: Sequence[Graph], group: GroupInfo) -> tuple[list[Graph], GroupInfo]:
@@ -102,15 +103,19 @@ def _row(
     masks: Sequence[Masks],
     head: Header,
     group: GroupInfo,
-    part: int,
-    num_parts: int,
+    spec: Spec,
+    *,
+    part: int = 0,
+    num_parts: int = 1,
 ) -> Row:
     for unit in every:
         unit.extends, unit.inputs = None, ()
     forest = Forest(every)
     nodes = forest.preorder()
     tokens = _Tokens(nodes, graphs, masks, head)
-    samples = _samples(chains(every, forest, graphs), nodes, forest, head, tokens)
+    samples = limited(_samples(chains(every, forest, graphs), nodes, forest, head), spec)
+    tokens.exclude(too_long(samples, tokens.segments, spec), Reason.TOO_LONG)
+    samples = _owned(samples, tokens)
     return Row(
         project=group.project,
         group_id=group.group_id,
@@ -156,6 +161,10 @@ class _Tokens:
         for node, start in zip(nodes, self.segments.start.tolist(), strict=True):
             if node.unit is not None:
                 self._fill(node, node.unit, start)
+
+    def exclude(self, which_T: np.ndarray, reason: Reason) -> None:
+        """Take tokens that train out of it, for a reason."""
+        self.reason[which_T & (self.reason == Reason.TRAINED)] = reason
 
     def _logprob_column(self, nodes: Sequence[Node], total: int) -> np.ndarray | None:
         """float32, or float64 when a value of the row needs it; None when no token has a logprob."""
@@ -224,14 +233,11 @@ def _segments(nodes: Sequence[Node], head: Header) -> Segments:
 
 
 def _samples(
-    found: Sequence[Chain], nodes: Sequence[Node], forest: Forest, head: Header, tokens: _Tokens
+    found: Sequence[Chain], nodes: Sequence[Node], forest: Forest, head: Header
 ) -> tuple[Sample, ...]:
-    """Samples in depth-first order of their ends. The first that holds a completion owns its trained
-    tokens."""
+    """Samples in depth-first order of their ends."""
     index = {id(node): number for number, node in enumerate(nodes)}
-    trained = _trained_by_completion(tokens)
     ends = [forest.end_of[(chain.units[-1].episode, *chain.units[-1].key)] for chain in found]
-    owned: set[int] = set()
     samples = []
     for at in sorted(range(len(found)), key=lambda i: index[id(ends[i])]):
         chain, end = found[at], ends[at]
@@ -246,11 +252,22 @@ def _samples(
                 completions=completions,
                 cause=chain.cause,
                 num_tokens=end.end,
-                num_owned=sum(trained.get(one, 0) for one in completions if one not in owned),
+                num_owned=0,
             )
         )
-        owned.update(completions)
     return tuple(samples)
+
+
+def _owned(samples: Sequence[Sample], tokens: _Tokens) -> tuple[Sample, ...]:
+    """The samples with what each owns: the first that trains and holds a completion owns its tokens."""
+    trained = _trained_by_completion(tokens)
+    owned: set[int] = set()
+    counted = []
+    for sample in samples:
+        own = set() if sample.reason else set(sample.completions) - owned
+        owned |= own
+        counted.append(replace(sample, num_owned=sum(trained.get(one, 0) for one in own)))
+    return tuple(counted)
 
 
 def _trained_by_completion(tokens: _Tokens) -> dict[int, int]:

@@ -12,12 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tracestore.errors import TracestoreError
+from tracestore.shards.views import Ownership
 from tracestore.shards.write import Compression
+from tracestore.wire.base import Nanoseconds
 from tracestore.wire.candidate_set import Treatment
 from tracestore.wire.episode import EpisodeStatus
 
@@ -25,32 +28,73 @@ AUXILIARY = ("judge", "verify", "title")
 """Purposes that are not trained unless the spec names them."""
 
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
+Split = Literal["train", "eval", "test"]
 
 
 class BadSpec(TracestoreError):
     """The export spec is not valid."""
 
 
-class Spec(BaseModel):
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Validation(_Frozen):
+    """Some tasks are set aside: the same ones in every export with the same salt, however the data grow."""
+
+    share: Annotated[float, Field(gt=0, lt=1)]
+    """Of the tasks, about; they count as split eval."""
+    salt: str = ""
+    """Another salt sets other tasks aside."""
+
+    def holds(self, task: str) -> bool:
+        """Whether a task is set aside: its salted hash as a fraction is below the share."""
+        digest = hashlib.sha256(f"{self.salt}\0{task}".encode("utf-8", "surrogatepass")).digest()
+        return int.from_bytes(digest[:8], "big") < self.share * 2**64
+
+
+class Spec(_Frozen):
     """What is trained, and how it is cut into files. Two equal specs on one snapshot give equal bytes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    objective: Literal["rl", "sft"] = "rl"
-    """rl: what a policy sampled. sft: what any model wrote, with or without logprobs."""
+    objective: Literal["rl", "sft", "preference"] = "rl"
+    """rl: what a policy sampled. sft: what any model wrote, with or without logprobs. preference: candidates
+    of sets of which some were selected and some not."""
+    groups: Names | None = None
+    """Ids of the groups that are read, an episode on its own by its own id; None: all. What is not read is no
+    part of the conservation table."""
+    started_from: Nanoseconds | None = None
+    started_before: Nanoseconds | None = None
+    """Only episodes that started in [from, before) train; one that does not say when is outside."""
     policies: Names | None = None
     """`rl`: names of the policies whose tokens train; None: any policy."""
+    policy_versions: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
+    """`rl`: versions whose tokens train; None: any, an unknown one too."""
+    current_version: int | None = None
+    """`rl`: the version that will be trained; stands with `max_staleness`."""
+    max_staleness: Annotated[int, Field(ge=0)] | None = None
+    """`rl`: tokens of a version more than this behind `current_version`, or of an unknown one, are stale."""
     models: Names | None = None
-    """`sft`: names of the models whose tokens train; None: any model."""
+    """`sft` and `preference`: names of the models whose tokens train; None: any model."""
     purposes: Names | None = None
     """Purposes that train (a call without one acts); None: all but judge, verify and title."""
-    splits: Annotated[tuple[Literal["train", "eval", "test"], ...], Field(min_length=1)] = ("train",)
+    roles: Names | None = None
+    """Roles of the agents that train; None: any role. An agent that states none is in no role."""
+    splits: Annotated[tuple[Split, ...], Field(min_length=1)] = ("train",)
     """Splits that train; an episode that names none is in train."""
+    validation: Validation | None = None
+    """Sets some tasks aside as eval: of episodes that name no split, or train."""
     statuses: tuple[EpisodeStatus, ...] = ("ok", "failed", "budget_exhausted", "timeout")
     """How an episode that trains may have ended; one without a status trains. infra_error never does."""
     candidates: Treatment = "shared"
     """Treatment of the candidate sets whose selection names none. `exclude` masks the rejected members; the
     other treatments change credit, not masks."""
+    ownership: Ownership = "train_once"
+    """How often a token that several samples share counts, see `tracestore.shards.views.weights`."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of the longest sample that trains; None: any length."""
+    beyond_max: Literal["exclude", "cut"] = "exclude"
+    """What does not train of a longer sample: all that no shorter sample holds too, or what lies beyond the
+    limit."""
     render: bool = False
     """Whether episodes without any recorded token id get those that a chat template gives their text."""
     render_for_rl: bool = False
@@ -58,17 +102,47 @@ class Spec(BaseModel):
     keep_recorded: bool = False
     """With `render`: whether episodes with recorded ids train beside the rendered ones. They are left out
     otherwise, since nothing says that they are of the same tokenizer."""
-    rewards: Names | None = None
-    """Names of the rewards to carry; None: all."""
+    rewards: dict[str, float | None] | None = None
+    """Names of the rewards to carry, each with its weight in the composed reward (null: as recorded); None:
+    all, as recorded. A list of names is all of these as recorded."""
     max_row_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
     """A group whose tokens take more is cut into parts, by episode; an episode is never cut."""
     shard_rows: Annotated[int, Field(ge=1)] = 64
     """Groups per shard file."""
     compression: Compression = "zstd"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _names_of_rewards(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(value.get("rewards"), list | tuple):
+            return value | {"rewards": dict.fromkeys(value["rewards"])}
+        return value
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if (self.current_version is None) != (self.max_staleness is None):
+            raise ValueError("current_version and max_staleness stand together")
+        if self.rewards is not None and not self.rewards:
+            raise ValueError("rewards names none: leave it out to carry all")
+        if self.objective != "rl":
+            named = ("policies", "policy_versions", "current_version")
+            wrong = [name for name in named if getattr(self, name) is not None]
+        else:
+            wrong = [] if self.models is None else ["models"]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} says nothing for objective {self.objective}")
+        return self
+
     def trains_purpose(self, purpose: str | None) -> bool:
         name = "act" if purpose is None else purpose
         return name in self.purposes if self.purposes is not None else name not in AUXILIARY
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version that is not stale; None: none is."""
+        if self.current_version is None or self.max_staleness is None:
+            return None
+        return self.current_version - self.max_staleness
 
     @property
     def spec_hash(self) -> str:
@@ -78,11 +152,17 @@ class Spec(BaseModel):
 
 
 def read_spec(path: Path) -> Spec:
-    """A spec from a JSON file. Raises BadSpec, naming what is wrong."""
+    """A spec from a JSON or a YAML file (`.yaml`, `.yml`). Raises BadSpec, naming what is wrong."""
     try:
-        return Spec.model_validate_json(path.read_bytes())
+        text = path.read_bytes()
+        if path.suffix in (".yaml", ".yml"):
+            return Spec.model_validate(yaml.safe_load(text) or {})
+        return Spec.model_validate_json(text)
     except OSError as error:
-        raise BadSpec(path=str(path), problem=error.strerror, hint="--spec names a JSON file") from error
+        hint = "--spec names a JSON or YAML file"
+        raise BadSpec(path=str(path), problem=error.strerror, hint=hint) from error
+    except yaml.YAMLError as error:
+        raise BadSpec(path=str(path), problem=" ".join(str(error).split())) from error
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise BadSpec(path=str(path), problem=problems) from error

@@ -28,7 +28,7 @@ from tracestore.shards.row import Row, Sample
 from tracestore.shards.views import BrokenForest, check_forest
 from tracestore.shards.write import file_sha256
 from tracestore_exporters.expected import Expected, expected_of_group
-from tracestore_exporters.export import GroupLike, group_info
+from tracestore_exporters.export import GroupLike, group_info, groups_of
 from tracestore_exporters.header import header
 from tracestore_exporters.masks import Masks
 from tracestore_exporters.rendering import Source, source_of_export
@@ -154,11 +154,13 @@ class _Check:
         self._left_out: Counter[str] = Counter()
         self._groups = {
             _group_key(ref.group_id, ref.episode_ids): ref
-            for ref in store.groups(manifest.project, snapshot=manifest.snapshot)
+            for ref in groups_of(store, manifest.project, spec, snapshot=manifest.snapshot)
         }
         self._seen: dict[tuple[str, str], set[int]] = defaultdict(set)
         self._num_parts: dict[tuple[str, str], set[int]] = defaultdict(set)
         self._placed: dict[tuple[str, str], set[tuple[str, str, int]]] = defaultdict(set)
+        self._limited: dict[tuple[str, str], dict[tuple[str, str, int], Expected]] = defaultdict(dict)
+        """What is expected of the completions of a group that a limit of length reaches."""
 
     def row(self, row: Row, *, where: str) -> None:
         self._report.trained_tokens += row.num_trained
@@ -179,10 +181,12 @@ class _Check:
         graphs = self._graphs(self._groups[key])
         expected = expected_of_group(graphs, self._spec)
         row = self._recorded(row, graphs, self._groups[key], where)
-        _RowCheck(row, expected, self._report, where).run(self._placed[key])
+        check = _RowCheck(row, expected, self._spec, self._report, where)
+        check.run(self._placed[key])
+        self._limited[key] |= check.limited
         is_last = len(self._seen[key]) == row.num_parts
         if is_last:
-            self._account(graphs, expected, self._placed[key], where)
+            self._account(graphs, expected | self._limited.pop(key), self._placed[key], where)
 
     def _recorded(self, row: Row, graphs: Mapping[str, Graph], ref: GroupLike, where: str) -> Row:
         """The row with the tables that the store gives, each difference from its own a finding."""
@@ -310,9 +314,15 @@ class _RowCheck:
     """One row against what the store says of its episodes."""
 
     def __init__(
-        self, row: Row, expected: Mapping[tuple[str, str, int], Expected], report: Report, where: str
+        self,
+        row: Row,
+        expected: Mapping[tuple[str, str, int], Expected],
+        spec: Spec,
+        report: Report,
+        where: str,
     ) -> None:
         self._row = row
+        self._spec = spec
         self._expected = expected
         self._report = report
         self._where = where
@@ -325,6 +335,8 @@ class _RowCheck:
         for segment, completion in enumerate(row.segments.completion.tolist()):
             if completion >= 0:
                 self._pieces[completion].append(segment)
+        self.limited = self._beyond_max()
+        """Completions of the row that the spec's limit of length reaches, as they should be."""
 
     def run(self, placed: set[tuple[str, str, int]]) -> None:
         self._policies()
@@ -339,6 +351,33 @@ class _RowCheck:
             placed.add(key)
             self._completion(key, pieces)
         self._samples()
+
+    def _beyond_max(self) -> dict[tuple[str, str, int], Expected]:
+        """What a limit of length changes, from the lengths of the samples' paths and the places on them.
+
+        A sample says by its last segment what it holds; whether that is so is checked elsewhere.
+        """
+        limit = self._spec.max_tokens
+        if limit is None:
+            return {}
+        is_cut = self._spec.beyond_max == "cut"
+        shortest: dict[int, int] = {}
+        for sample in self._row.samples:
+            length = sum(self._lengths[s] for s in sample.segments if 0 <= s < len(self._lengths))
+            for completion in sample.completions:
+                shortest[completion] = min(length, shortest.get(completion, length))
+        found = {}
+        for completion, pieces in self._pieces.items():
+            key = self._key(completion)
+            record = None if key is None else self._expected.get(key)
+            if key is None or record is None:
+                continue
+            before = sum(self._lengths[s] for s in self._path(self._parents[pieces[0]]))
+            place = np.arange(before, before + len(record.ids))
+            lost = place >= limit if is_cut else np.full(len(place), shortest.get(completion, 0) > limit)
+            reason = np.where(lost & (record.reason == Reason.TRAINED), Reason.TOO_LONG, record.reason)
+            found[key] = replace(record, reason=reason.astype(np.uint8))
+        return found
 
     def _key(self, completion: int) -> tuple[str, str, int] | None:
         row = self._row
@@ -374,7 +413,8 @@ class _RowCheck:
 
     def _completion(self, key: tuple[str, str, int], pieces: Sequence[int]) -> None:
         """The pieces of one completion, one below the other, against its record."""
-        name, record, row = f"{key[1]}[{key[2]}]", self._expected[key], self._row
+        name, row = f"{key[1]}[{key[2]}]", self._row
+        record = self.limited.get(key, self._expected[key])
         chained = all(self._parents[low] == high for high, low in pairwise(pieces))
         if not chained:
             self._add("completion_doubled", f"{name} has segments beside each other")
@@ -421,6 +461,7 @@ class _RowCheck:
         row = self._row
         seen: set[str] = set()
         owned: set[int] = set()
+        held: set[int] = set()
         trained = {c: self._trained(pieces) for c, pieces in self._pieces.items()}
         for sample in row.samples:
             if sample.sample_id in seen:
@@ -437,13 +478,19 @@ class _RowCheck:
                 self._add("sample_broken", f"sample {sample.sample_id} does not end with its last completion")
             else:
                 self._named(sample)
-            new = [c for c in sample.completions if c not in owned]
+            num_tokens = sum(self._lengths[s] for s in path)
+            limit = self._spec.max_tokens
+            is_out = limit is not None and self._spec.beyond_max == "exclude" and num_tokens > limit
+            if sample.reason != (Reason.TOO_LONG if is_out else Reason.TRAINED):
+                self._add("sample_differs", f"sample {sample.sample_id}: {label_of(sample.reason)}")
+            held.update(sample.completions)
+            new = [] if is_out else [c for c in sample.completions if c not in owned]
             owned.update(new)
-            counts = sum(self._lengths[s] for s in path), sum(trained.get(c, 0) for c in new)
+            counts = num_tokens, sum(trained.get(c, 0) for c in new)
             if counts != (sample.num_tokens, sample.num_owned):
                 self._add("sample_counts", f"sample {sample.sample_id} holds {counts[0]}, owns {counts[1]}")
         for completion, pieces in self._pieces.items():
-            if completion not in owned:
+            if completion not in held:
                 self._add(
                     "sample_missing",
                     f"no sample holds {self._key(completion)} ({len(pieces)} segments)",

@@ -13,11 +13,12 @@ from tracestore.shards.row import Row
 from tracestore.wire.arrays import Logprobs
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Policy, Usage
+from tracestore.wire.candidate_set import Member
 from tracestore.wire.completion import CompletionBody, VersionRun
 from tracestore.wire.events import AnyEvent
 from tracestore_exporters.export import export
 from tracestore_exporters.masks import usable_logprobs
-from tracestore_exporters.spec import Spec
+from tracestore_exporters.spec import Spec, Validation
 from tracestore_exporters.verify import verify_export
 
 
@@ -445,3 +446,84 @@ def test_later_images_leave_the_context_before_them_shared() -> None:
     # [1] - [4] - [7] - [5] and again [7] - [5] under other pixels.
     assert len(row.token_ids) == 6
     assert reasons(row) == {"a": ["trained"], "c0": ["image_not_carried"], "c1": ["image_not_carried"]}
+
+
+@pytest.mark.parametrize(
+    ("started_at", "spec", "expected"),
+    [
+        (10, Spec(started_from=10), "trained"),
+        (9, Spec(started_from=10), "time"),
+        (9, Spec(started_before=10), "trained"),
+        (10, Spec(started_before=10), "time"),
+        (None, Spec(started_before=10), "time"),
+        (None, Spec(), "trained"),
+    ],
+)
+def test_only_what_started_in_the_time_of_the_spec_trains(
+    started_at: int | None, spec: Spec, expected: str
+) -> None:
+    row = one_call(make.episode(started_at=started_at), spec=spec)
+    assert whole_reason(row, "c") == expected
+    assert row.episodes[0].in_statistics == (expected == "trained")
+
+
+@pytest.mark.parametrize(("role", "expected"), [("main", "trained"), ("judge", "role"), (None, "role")])
+def test_only_the_roles_of_the_spec_train(role: str | None, expected: str) -> None:
+    assert reason_of(make.agent(role=role), spec=Spec(roles=("main", "subagent"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (Policy(name="policy", version=7), "trained"),
+        (Policy(name="policy", version=6), "stale"),
+        (Policy(name="policy", version=9), "trained"),
+        (Policy(name="policy"), "stale"),
+        (None, "stale"),
+    ],
+)
+def test_what_a_version_too_far_behind_sampled_is_stale(policy: Policy | None, expected: str) -> None:
+    assert reason_of(policy=policy, spec=Spec(current_version=9, max_staleness=2)) == expected
+
+
+def test_tokens_go_stale_one_by_one_where_the_version_changed_inside_an_answer() -> None:
+    runs = (VersionRun(start=0, name="policy", version=6), VersionRun(start=1, name="policy", version=7))
+    body = make.answer("a", ids=[4, 5], versions=runs)
+    row = one_call(body=body, spec=Spec(current_version=9, max_staleness=2))
+    assert reasons(row)["c"] == ["stale", "trained"]
+    row = one_call(body=body, spec=Spec(policy_versions=(6,)))
+    assert reasons(row)["c"] == ["trained", "other_policy"]
+
+
+def test_a_task_that_is_set_aside_is_eval_and_says_so_in_the_row() -> None:
+    spec = Spec(validation=Validation(share=0.5))
+    tasks = [f"task-{number}" for number in range(20)]
+    for task in tasks:
+        row = one_call(make.episode(task_id=task), spec=spec)
+        aside = Validation(share=0.5).holds(task)
+        assert whole_reason(row, "c") == ("split" if aside else "trained")
+        assert row.episodes[0].split == ("eval" if aside else None)
+    assert 0 < sum(map(Validation(share=0.5).holds, tasks)) < 20
+    named = one_call(make.episode(task_id=tasks[0], split="test"), spec=spec)
+    assert named.episodes[0].split == "test"
+
+
+def two_tries(*, selected: tuple[int, ...], spec: Spec) -> dict[str, list[str]]:
+    """A call that two candidates answer, and one more that continues the first."""
+    events: list[AnyEvent] = [
+        make.call(
+            "c", [make.user("u")], make.answer("a", ids=[4]), make.answer("b", ids=[5]), prompt_ids=[1]
+        ),
+        make.call("d", [make.user("v")], make.answer("e", ids=[8]), prompt_ids=[1, 4, 7]),
+        make.candidate_set("s", *(Member(call_id="c", completion=index) for index in (0, 1))),
+        make.selection("chosen", "s", *selected),
+    ]
+    return reasons(planned(events, spec=spec))
+
+
+def test_a_preference_export_trains_the_members_of_sets_that_were_chosen_from() -> None:
+    spec = Spec(objective="preference")
+    assert two_tries(selected=(0,), spec=spec) == {"c": ["trained", "trained"], "d": ["not_paired"]}
+    # Nothing to prefer where none, or all, were chosen.
+    for selected in ((), (0, 1)):
+        assert two_tries(selected=selected, spec=spec)["c"] == ["not_paired", "not_paired"]

@@ -122,7 +122,7 @@ def test_rewards_keep_their_finest_target() -> None:
     assert [r.value for r in row.rewards] == [1.0, 0.5, 0.25, 0.125, 2.0, 3.0, 4.0, 5.0]
     assert [r.seq for r in row.rewards] == list(range(8))
     assert (row.rewards[7].weight, row.rewards[7].scorer, row.rewards[7].scorer_version) == (0.1, "s", "2")
-    assert [r.reward_id for r in planned(events, spec=Spec(rewards=("other",))).rewards] == ["r8"]
+    assert [r.reward_id for r in planned(events, spec=Spec(rewards={"other": None})).rewards] == ["r8"]
 
 
 def test_a_subagent_knows_the_completion_and_the_tool_call_that_spawned_it() -> None:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tracestore_exporters.spec import BadSpec, Spec, read_spec
+from tracestore_exporters.spec import BadSpec, Spec, Validation, read_spec
+
+DOCS = Path(__file__).parents[2] / "docs" / "export.md"
 
 
 def test_a_spec_is_read_from_json(tmp_path: Path) -> None:
@@ -13,12 +15,39 @@ def test_a_spec_is_read_from_json(tmp_path: Path) -> None:
     assert read_spec(path) == Spec(objective="sft", models=("m",), max_row_bytes=10)
 
 
+def test_a_spec_is_read_from_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text("rewards: {exact: 1, length: -0.5}\nvalidation: {share: 0.1, salt: run 7}\n")
+    spec = Spec(rewards={"exact": 1.0, "length": -0.5}, validation=Validation(share=0.1, salt="run 7"))
+    assert read_spec(path) == spec
+
+
+def test_a_list_of_rewards_carries_them_as_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text('{"rewards": ["a", "b"]}')
+    assert read_spec(path) == Spec(rewards={"a": None, "b": None})
+
+
+def test_about_a_share_of_the_tasks_is_set_aside_and_the_same_ones_each_time() -> None:
+    one, other = Validation(share=0.25), Validation(share=0.25, salt="other")
+    tasks = [f"task-{number}" for number in range(2_000)]
+    aside = [task for task in tasks if one.holds(task)]
+    assert 400 < len(aside) < 600  # 500 expected; more than five standard deviations of 19 to either side
+    assert aside == [task for task in tasks if one.holds(task)] != [t for t in tasks if other.holds(t)]
+    assert {task for task in tasks if Validation(share=0.1).holds(task)} <= set(aside)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ('{"objectiv": "rl"}', "objectiv: Extra inputs"),
         ('{"objective": "dpo"}', "objective: Input should be"),
         ('{"splits": []}', "splits: Tuple should have at least 1"),
+        ('{"max_staleness": 1}', "current_version and max_staleness stand together"),
+        ('{"objective": "sft", "policies": ["p"]}', "policies says nothing for objective sft"),
+        ('{"models": ["m"]}', "models says nothing for objective rl"),
+        ('{"rewards": []}', "rewards names none"),
+        ('{"validation": {"share": 1}}', "validation.share: Input should be less than 1"),
         ("{", "Invalid JSON"),
     ],
 )
@@ -38,3 +67,13 @@ def test_the_hash_depends_on_every_choice() -> None:
     specs = [Spec(), Spec(objective="sft"), Spec(candidates="exclude"), Spec(shard_rows=3)]
     assert len({spec.spec_hash for spec in specs}) == 4
     assert Spec().spec_hash == Spec(objective="rl").spec_hash
+
+
+def test_the_page_on_exports_names_every_field() -> None:
+    table = DOCS.read_text().partition("| field |")[2]
+    assert [name for name in Spec.model_fields if f"`{name}`" not in table] == []
+
+
+def test_the_spec_of_the_page_is_one(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(DOCS.read_text().partition("```yaml\n")[2].partition("```")[0])
+    assert read_spec(tmp_path / "spec.yaml").oldest_version == 120 - 4

@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests import factories as make
+from tracestore.wire.call import Policy
 from tracestore.wire.events import AnyEvent
 
 Ids = tuple[int, ...]
@@ -85,10 +86,12 @@ def trees(draw: st.DrawFn, *, max_episodes: int = 3, max_calls: int = 8) -> Tree
 def _episode(draw: st.DrawFn, tree: Tree, name: str, openings: Sequence[Ids], max_calls: int) -> None:
     statuses = st.sampled_from(["ok", "ok", "failed", "infra_error", "cancelled", None])
     splits = st.sampled_from([None, None, "train", "eval"])
-    tree.events.append(make.episode(name, group_id="g", status=draw(statuses), split=draw(splits)))
+    started_at = draw(st.sampled_from([None, 5, 10]))
+    fields = {"status": draw(statuses), "split": draw(splits), "started_at": started_at}
+    tree.events.append(make.episode(name, group_id="g", task_id=draw(st.sampled_from([None, "t"])), **fields))
     agents = [f"{name}-main", f"{name}-sub"]
     trainable = st.sampled_from([None, True, True, False])
-    tree.events.append(make.agent(agents[0], episode=name, trainable=True))
+    tree.events.append(make.agent(agents[0], episode=name, trainable=True, role="main"))
     parent = {"parent_agent_id": agents[0], "trainable": draw(trainable)}
     tree.events.append(make.agent(agents[1], episode=name, **parent))
     contexts = [_Context(name, agent, draw(st.sampled_from(openings))) for agent in agents]
@@ -127,6 +130,7 @@ def _call(draw: st.DrawFn, tree: Tree, context: _Context, call_id: str, ordinal:
             ordinal=ordinal,
             purpose=draw(st.sampled_from([None, "act", "summarize", "judge"])),
             status=draw(st.sampled_from(["ok", "ok", "ok", "aborted"])),
+            policy=draw(st.sampled_from([None, Policy(name="p", version=3), Policy(name="q")])),
             **named,
         )
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,16 +24,33 @@ from tracestore.store.store import Store
 from tracestore.wire.call import Call
 from tracestore.wire.events import AnyEvent
 from tracestore_exporters.export import export
-from tracestore_exporters.spec import Spec
+from tracestore_exporters.spec import Spec, Validation
 from tracestore_exporters.verify import verify_export
 
+_ANY: dict[str, st.SearchStrategy[Any]] = {
+    "candidates": st.sampled_from(["shared", "exclude"]),
+    "purposes": st.sampled_from([None, ("act",)]),
+    "roles": st.sampled_from([None, None, ("main",)]),
+    "validation": st.sampled_from([None, Validation(share=0.5), Validation(share=0.5, salt="other")]),
+    "started_from": st.sampled_from([None, None, 6]),
+    "started_before": st.sampled_from([None, None, 2**62]),
+    "max_tokens": st.sampled_from([None, 1, 3, 6]),
+    "beyond_max": st.sampled_from(["exclude", "cut"]),
+    "max_row_bytes": st.sampled_from([2**28, 60]),
+    "shard_rows": st.sampled_from([1, 64]),
+}
+_RL = st.fixed_dictionaries(
+    {
+        "policies": st.sampled_from([None, None, ("p",)]),
+        "policy_versions": st.sampled_from([None, None, (3,)]),
+        "max_staleness": st.sampled_from([None, 0, 2]),
+    }
+).map(lambda drawn: drawn | {"current_version": None if drawn["max_staleness"] is None else 4})
 SPECS = st.builds(
-    Spec,
-    objective=st.sampled_from(["rl", "sft"]),
-    candidates=st.sampled_from(["shared", "exclude"]),
-    purposes=st.sampled_from([None, ("act",)]),
-    max_row_bytes=st.sampled_from([2**28, 60]),
-    shard_rows=st.sampled_from([1, 64]),
+    lambda objective, any_, rl: Spec(objective=objective, **any_, **(rl if objective == "rl" else {})),
+    st.sampled_from(["rl", "rl", "sft", "preference"]),
+    st.fixed_dictionaries(_ANY),
+    _RL,
 )
 
 _numbers = count()

@@ -54,6 +54,7 @@ def test_the_schema_of_a_version_never_changes() -> None:
     known = {
         1: "e4447df6dc354a6bdd928a203fbc8e21e5d555d0e816c61175ed91283063bd98",
         2: "38df70cf0a6760816d83366b0900e02d82f66728d8927c529e4974899349b7be",
+        3: "eae7b836b9315115a2f508f7986b4b08dfae4ba33ff100100f1aff9830e69b2e",
     }
     assert schema_hash() == known[SCHEMA_VERSION]
 
@@ -91,6 +92,9 @@ def test_reason_numbers_are_part_of_the_format() -> None:
         "19 late",
         "20 image_not_carried",
         "21 other_tokenizer",
+        "22 time",
+        "23 role",
+        "24 not_paired",
     ]
     assert label_of(0) == "trained"
     assert label_of(200) == "unknown_200"

@@ -20,7 +20,7 @@ from tracestore.shards.manifest import (
 )
 from tracestore.shards.read import ShardCorrupt, ShardMissing, open_export
 from tracestore.shards.row import Row
-from tracestore.shards.schema import schema_hash
+from tracestore.shards.schema import SCHEMA_VERSION, schema_hash
 from tracestore.shards.write import Compression, write_shard
 
 
@@ -153,8 +153,8 @@ def test_a_cut_manifest_is_found(folder: Path) -> None:
 
 def test_another_schema_version_is_refused(folder: Path) -> None:
     path = folder / "manifest.json"
-    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 99'))
-    with pytest.raises(OtherSchema, match="found=99, expected=2"):
+    path.write_text(path.read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99'))
+    with pytest.raises(OtherSchema, match=f"found=99, expected={SCHEMA_VERSION}"):
         open_export(folder)
 
 

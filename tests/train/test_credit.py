@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.train.rows import candidates, episodes_of_one_call, row
+from tracestore.shards.reasons import Reason
 from tracestore.shards.row import MemberEntry, Row
 from tracestore.train.credit import UnknownRule, advantages
 from tracestore.train.credit.base import Advantages, Context, NonFiniteCredit, combine
@@ -167,6 +168,22 @@ def test_only_surviving_samples_share_a_token() -> None:
     credit = combine(SHARED, Advantages("test", values))
     assert (credit.plus_T[2], credit.minus_T[2]) == (0.5, -0.5)
     assert credit.has_T.tolist() == [False, False, True, True, True, True, False, False]
+
+
+def test_a_sample_that_does_not_train_has_no_say_in_a_shared_token() -> None:
+    first, *others = SHARED.samples
+    made = replace(SHARED, samples=(replace(first, reason=int(Reason.TOO_LONG)), *others))
+    values = {(i, c): a for i, a in enumerate([9.0, 1.0, -1.0, 0.0]) for c in made.samples[i].completions}
+    credit = combine(made, Advantages("test", values))
+    assert (credit.plus_T[2], credit.minus_T[2]) == (1 / 3, -1 / 3)
+    assert credit.plus_T[4] == 0  # the token of the sample that does not train
+
+
+def test_under_tree_mean_a_leaf_weighs_as_much_as_its_share_of_the_tree() -> None:
+    values = {(i, c): 1.0 for i in range(4) for c in SHARED.samples[i].completions}
+    credit = combine(SHARED, Advantages("test", values), ownership="tree_mean")
+    # 4 of 4 samples go through the prefix, 1 of 4 through each leaf.
+    assert credit.plus_T.tolist() == [0, 0, 1, 1, 0.25, 0.25, 0.25, 0.25]
 
 
 def test_a_sample_that_merely_reads_a_completion_has_no_say_in_it() -> None:

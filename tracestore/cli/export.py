@@ -45,8 +45,10 @@ def add_parser(subparsers: Subparsers) -> None:
         default="shards",
         help="shards for a trainer, or every episode as an ATIF trajectory or an OTLP request",
     )
-    parser.add_argument("--spec", metavar="FILE", help="JSON file that says what is trained (default: rl)")
-    parser.add_argument("--objective", choices=("rl", "sft"), help="instead of the spec's")
+    parser.add_argument(
+        "--spec", metavar="FILE", help="JSON or YAML file that says what is trained (default: rl)"
+    )
+    parser.add_argument("--objective", choices=("rl", "sft", "preference"), help="instead of the spec's")
     parser.add_argument(
         "--snapshot", type=int, metavar="N", help="commit position to read (default: the latest)"
     )
@@ -162,6 +164,8 @@ def _advances(advance: Callable[[float], None]) -> Callable[[int, int], None]:
 
 
 def _spec(args: argparse.Namespace) -> Spec:
+    from pydantic import ValidationError
+
     from tracestore_exporters.spec import BadSpec, Spec, read_spec
 
     try:
@@ -169,7 +173,13 @@ def _spec(args: argparse.Namespace) -> Spec:
     except BadSpec as error:
         raise UsageError(hint=error.hint, **error.values) from error
     named = {"objective": args.objective, "render": args.render or None}
-    return spec.model_copy(update={name: value for name, value in named.items() if value is not None})
+    stated = spec.model_dump() | {name: value for name, value in named.items() if value is not None}
+    try:
+        return Spec.model_validate(stated)
+    except ValidationError as error:
+        raise UsageError(
+            problem="; ".join(one["msg"] for one in error.errors()), hint="see --spec"
+        ) from error
 
 
 def _print_json(manifest: Manifest, out: str) -> None:

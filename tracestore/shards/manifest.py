@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tracestore.errors import TracestoreError
 from tracestore.shards.schema import SCHEMA_VERSION, schema_hash
+from tracestore.shards.views import Ownership
 
 MANIFEST_NAME = "manifest.json"
 
@@ -111,6 +112,12 @@ class Manifest(_Frozen):
     notes: tuple[str, ...] = ()
     """What a reader should know, such as why an export has no rows."""
     tombstones: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def ownership(self) -> Ownership:
+        """How much a token counts that several samples share, as the spec says."""
+        stated: Ownership = self.spec.get("ownership", "train_once")
+        return stated
 
     @property
     def manifest_hash(self) -> str:

@@ -42,7 +42,7 @@ class Reason(IntEnum):
     STALE = 14
     """Sampled by a policy version too far behind."""
     TOO_LONG = 15
-    """Beyond the longest sample of the spec."""
+    """In no sample short enough for the spec, or beyond the limit of all that hold it."""
     GROUP_OPEN = 16
     """The group is not closed: exported later, in no shard now."""
     EPISODE_EXCLUDED = 17
@@ -55,6 +55,12 @@ class Reason(IntEnum):
     """Conditioned on an image that stands inline in a message: no blob says where, so no shard carries it."""
     OTHER_TOKENIZER = 21
     """Recorded ids in an export of rendered text: they may be of another tokenizer."""
+    TIME = 22
+    """The episode started outside the spec's time, or does not say when."""
+    ROLE = 23
+    """The agent has no role of the spec."""
+    NOT_PAIRED = 24
+    """`preference` only: no candidate of a set of which some were selected and some were not."""
 
     @property
     def label(self) -> str:

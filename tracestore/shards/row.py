@@ -129,7 +129,11 @@ class Sample:
     tool_result_clearing, template_drift, tools_change, images_change, fork, unknown."""
     num_tokens: int
     num_owned: int
-    """Trained tokens that belong to this sample: those of its completions that no earlier sample holds."""
+    """Trained tokens that belong to this sample: those of its completions that no earlier sample that trains
+    holds."""
+    reason: int = 0
+    """Why none of it trains for its own sake (a `Reason`: too_long); 0: it trains. One that does not owns
+    nothing, so that what it shares with a sample that does is trained there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import hashlib
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Rises when a field changes its meaning or leaves; a reader refuses other versions."""
 
 
@@ -49,7 +49,9 @@ _SEGMENT = _rows(
 _EPISODE = _rows(
     _must("episode_id", TEXT, "the client's id"),
     _field("status", TEXT, "ok, failed, budget_exhausted, infra_error, cancelled, ..."),
-    _field("split", TEXT, "train, eval, test; null counts as train"),
+    _field(
+        "split", TEXT, "train, eval (also where the spec sets its task aside), test; null counts as train"
+    ),
     _field("task_id", TEXT, "the task attempted"),
     _field("forked_from_episode_id", TEXT, "origin whose history this episode shares"),
     _must("ordinal", I32, "place in the group, by episode id"),
@@ -117,7 +119,8 @@ _SAMPLE = _rows(
     _must("completions", _ints(I32), "chain of completions it reproduces"),
     _must("cause", TEXT, "why a sample begins here"),
     _must("num_tokens", I64, "tokens on its path"),
-    _must("num_owned", I64, "trained tokens that no earlier sample holds"),
+    _must("num_owned", I64, "trained tokens that no earlier sample that trains holds"),
+    _must("reason", I8, "0 = trains, else why not: it owns nothing then"),
 )
 _MEMBER = _rows(
     _field("completion", I32, "index into completions"),
@@ -164,7 +167,7 @@ _REWARD = _rows(
     _field("token_length", I32, "tokens"),
     _must("name", TEXT, "reward name"),
     _must("value", F64, "as recorded"),
-    _field("weight", F64, "share in the composed reward; null: 1"),
+    _field("weight", F64, "share in the composed reward, the spec's where it names one; null: 1"),
     _field("scorer", TEXT, "who scored"),
     _field("scorer_version", TEXT, "its version"),
     _must("seq", I64, "place in the row, by reward id"),

@@ -1,21 +1,27 @@
 """Two ways to look at a row: as a forest that holds each token once, or as flat samples.
 
 Law: the flattened ids of a sample are the recorded prompt ids ++ completion ids of its last completion.
-Every trained token is owned by exactly one sample, the first one whose chain holds its completion.
+Every trained token is owned by exactly one sample, the first that trains and whose chain holds its
+completion. Ownership says who trains a token and `weights` how much it counts; neither decides credit.
 
-    T tokens of the row, S segments, N tokens of one sample
+    T tokens of the row, S segments, N tokens of one sample, M samples
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from tracestore.errors import TracestoreError
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row, Sample, Segments
+
+Ownership = Literal["train_once", "tree_mean"]
+"""How much a token counts that several samples share: once, or as much as in the mean of these samples."""
 
 
 class BrokenForest(TracestoreError):
@@ -89,12 +95,7 @@ def forest_view(row: Row) -> ForestView:
     """Positions and owners of a row. Raises BrokenForest when its segments are out of order."""
     check_forest(row)
     segments = row.segments
-    position = [0] * len(segments)
-    lengths = segments.length.tolist()
-    for index, parent in enumerate(segments.parent.tolist()):
-        if parent >= 0:
-            position[index] = position[parent] + lengths[parent]
-    starts = np.asarray(position, dtype=np.int64)
+    starts = segment_positions(segments)
     segment_of = np.repeat(np.arange(len(segments), dtype=np.int32), segments.length)
     within = np.arange(len(row.token_ids), dtype=np.int64) - segments.start[segment_of]
     return ForestView(
@@ -106,14 +107,77 @@ def forest_view(row: Row) -> ForestView:
     )
 
 
-def owners(row: Row) -> np.ndarray:
-    """int32 [S]: the first sample whose chain holds the segment's completion; -1 where nothing was
-    sampled."""
+def segment_positions(segments: Segments) -> np.ndarray:
+    """int64 [S]: the tokens before each segment on its path."""
+    position = [0] * len(segments)
+    lengths = segments.length.tolist()
+    for index, parent in enumerate(segments.parent.tolist()):
+        if parent >= 0:
+            position[index] = position[parent] + lengths[parent]
+    return np.asarray(position, dtype=np.int64)
+
+
+def survivors(row: Row) -> np.ndarray:
+    """bool [M]: the samples that train."""
+    return np.asarray([sample.reason == Reason.TRAINED for sample in row.samples], dtype=bool)
+
+
+def owners(row: Row, *, survives: np.ndarray | None = None) -> np.ndarray:
+    """int32 [S]: the first sample that trains and holds the segment's completion in its chain; -1: none does.
+
+    Args:
+        survives: bool [M], where a loader has filtered further; None: `survivors`.
+    """
+    survives_M = survivors(row) if survives is None else survives
     first: dict[int, int] = {}
-    for index, sample in enumerate(row.samples):
-        for completion in sample.completions:
+    for index in np.flatnonzero(survives_M).tolist():
+        for completion in row.samples[index].completions:
             first.setdefault(completion, index)
     return np.asarray([first.get(c, -1) for c in row.segments.completion.tolist()], dtype=np.int32)
+
+
+def weights(row: Row, ownership: Ownership, *, survives: np.ndarray | None = None) -> np.ndarray:
+    """float64 [T]: how much each trained token counts; 0 for one that does not train, or that no sample owns.
+
+    `train_once`: 1. `tree_mean`: g / K, with g the samples that train and whose chain holds the token, and K
+    the samples of its tree, which are those that share a completion, directly or through others. So a tree
+    weighs as much as the mean of its samples, each on its own; a sample that shares nothing is a tree of one.
+
+    Source: Tree Training (arXiv 2511.00413), token weight g_t / K.
+
+    Example: two samples share 2 tokens and have one of their own each: [2/2, 2/2, 1/2, 1/2]; the mean of two
+    samples of three tokens, (1 + 1 + 1) / 2 + (1 + 1 + 1) / 2 = 3 = the sum of these.
+    """
+    survives_M = survivors(row) if survives is None else survives
+    owner_T = np.repeat(owners(row, survives=survives_M), row.segments.length)
+    trains_T = (row.reason == Reason.TRAINED) & (owner_T >= 0)
+    if ownership == "train_once":
+        once: np.ndarray = trains_T.astype(np.float64)
+        return once
+    share = _shares(row, survives_M)
+    share_S = np.asarray([share.get(c, 0.0) for c in row.segments.completion.tolist()], dtype=np.float64)
+    return np.where(trains_T, np.repeat(share_S, row.segments.length), 0.0)
+
+
+def _shares(row: Row, survives_M: np.ndarray) -> dict[int, float]:
+    """Completion -> the samples through it over the samples of its tree."""
+    through: dict[int, list[int]] = {}
+    for index in np.flatnonzero(survives_M).tolist():
+        for completion in row.samples[index].completions:
+            through.setdefault(completion, []).append(index)
+    tree = list(range(len(row.samples)))
+
+    def root(index: int) -> int:
+        while tree[index] != index:
+            tree[index] = tree[tree[index]]
+            index = tree[index]
+        return index
+
+    for first, *others in through.values():
+        for other in others:
+            tree[root(other)] = root(first)
+    size = Counter(root(index) for index in np.flatnonzero(survives_M).tolist())
+    return {completion: len(own) / size[root(own[0])] for completion, own in through.items()}
 
 
 def flattened(row: Row, index: int, *, owner: np.ndarray | None = None) -> FlatSample:

@@ -243,7 +243,8 @@ class _Trainer:
             given = advantages(row, rule=self.settings.credit, context=Context(step=self.num_steps))
             grown = forest(row, shard=shard)
             old_T = self._old.get(_key(shard, row))
-            targets = trained_targets(grown, combine(row, given), old_logprob_T=old_T)
+            credit = combine(row, given, ownership=self.export.manifest.ownership)
+            targets = trained_targets(grown, credit, old_logprob_T=old_T)
             if epoch == 0:
                 self._count(row, given, len(targets))
             if len(targets):

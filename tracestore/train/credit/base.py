@@ -12,6 +12,7 @@ import numpy as np
 
 from tracestore.errors import TracestoreError
 from tracestore.shards.row import Row
+from tracestore.shards.views import Ownership, survivors, weights
 
 Value = float | np.ndarray
 """One number for all tokens of a completion, or float64 [tokens of the completion]."""
@@ -46,18 +47,19 @@ class TokenCredit:
     """Advantages on the row's token axis, shared tokens counted once."""
 
     plus_T: np.ndarray
-    """float64 [T], mean over the samples through the token of max(A, 0)."""
+    """float64 [T], mean over the samples through the token of max(A, 0), times the token's weight."""
     minus_T: np.ndarray
-    """float64 [T], mean over the samples through the token of min(A, 0)."""
+    """float64 [T], mean over the samples through the token of min(A, 0), times the token's weight."""
     has_T: np.ndarray
     """bool [T], False: no sample through the token has an advantage."""
 
 
-def combine(row: Row, advantages: Advantages) -> TokenCredit:
-    """The advantage of each token, over the samples that it belongs to.
+def combine(row: Row, advantages: Advantages, *, ownership: Ownership = "train_once") -> TokenCredit:
+    """The advantage of each token, over the samples that it belongs to and that train.
 
     A sample goes through a token when the token's completion is in the sample's chain; a token that a sample
-    merely reads is not its own. Clipped losses need both parts: under a clip, +1 and -1 do not cancel.
+    merely reads is not its own. What a shared token weighs is `tracestore.shards.views.weights`. Clipped
+    losses need both parts: under a clip, +1 and -1 do not cancel.
 
     Example: advantages +1, -1, -1, -1 of four samples through one token -> plus 0.25, minus -0.75
     """
@@ -65,8 +67,10 @@ def combine(row: Row, advantages: Advantages) -> TokenCredit:
     plus_T, minus_T = np.zeros(num_tokens), np.zeros(num_tokens)
     has_T = np.zeros(num_tokens, dtype=bool)
     through: dict[int, list[Value]] = {}
-    for (_, completion), value in advantages.values.items():
-        through.setdefault(completion, []).append(value)
+    survives_M = survivors(row)
+    for (sample, completion), value in advantages.values.items():
+        if survives_M[sample]:
+            through.setdefault(completion, []).append(value)
     done: dict[int, int] = {}
     for start, length, completion in zip(
         row.segments.start.tolist(),
@@ -84,7 +88,8 @@ def combine(row: Row, advantages: Advantages) -> TokenCredit:
         plus_T[tokens] = sum(np.maximum(v, 0.0) for v in run) / len(run)
         minus_T[tokens] = sum(np.minimum(v, 0.0) for v in run) / len(run)
         has_T[tokens] = True
-    return TokenCredit(plus_T=plus_T, minus_T=minus_T, has_T=has_T)
+    weight_T = weights(row, ownership, survives=survives_M)
+    return TokenCredit(plus_T=plus_T * weight_T, minus_T=minus_T * weight_T, has_T=has_T)
 
 
 def finite(
