@@ -557,3 +557,19 @@ def test_a_parent_in_another_episode_has_not_come(store: Store) -> None:
     steps = rows(store, "SELECT agent_id, sequential_steps FROM critical_steps ORDER BY agent_id")
     # The one call is s's alone.
     assert [(row["agent_id"], row["sequential_steps"]) for row in steps] == [("m", 0), ("s", 1)]
+
+
+def test_a_call_in_another_episode_than_its_agent_is_none_of_its_calls(store: Store) -> None:
+    """It is an orphan there: its agent has not come."""
+    events = [
+        *(make.episode("one"), make.agent("m", episode="one", status="ok"), make.episode("two")),
+        call("c", [user("u")], answer("a", ids=[1, 2]), episode="one", agent="m"),
+        call("d", [user("u")], answer("a", ids=[1, 2, 3]), episode="two", agent="m"),
+    ]
+    ingest(store, events)
+    assert [row["num_calls"] for row in rows(store, "SELECT num_calls FROM agents")] == [1]
+    steps = rows(store, "SELECT own_calls, critical_steps, sequential_steps FROM critical_steps")
+    assert [tuple(row.values()) for row in steps] == [(1, 1, 1)]
+    unfolded = rows(store, "SELECT call_id, sampled_tokens FROM unfolded_tokens")
+    assert [tuple(row.values()) for row in unfolded] == [("c", 2)]
+    assert [row["id"] for row in rows(store, "SELECT id FROM orphans WHERE missing = 'agent'")] == ["d"]

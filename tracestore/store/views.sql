@@ -93,7 +93,8 @@ SELECT p.name AS project,
        (a.project_id << 40) | a.scope_prompt_key AS scope_prompt_content_id,
        (a.project_id << 40) | a.return_message_key AS return_message_content_id,
        (SELECT count(*) FROM call c
-         WHERE c.project_id = a.project_id AND c.agent_key = a.key AND c.pos IS NOT NULL) AS num_calls,
+         WHERE c.project_id = a.project_id AND c.agent_key = a.key AND c.episode_key = a.episode_key
+           AND c.pos IS NOT NULL) AS num_calls,
        a.started_at,
        a.ended_at
   FROM agent a
@@ -481,7 +482,8 @@ WITH RECURSIVE own (project_id, agent_key, parent_key, stage, is_open, steps) AS
          coalesce(a.stage, -a.spawned_by_call_key, 0),
          a.pos IS NOT NULL AND a.end_pos IS NULL,
          (SELECT count(*) FROM call c
-           WHERE c.project_id = a.project_id AND c.agent_key = a.key AND c.pos IS NOT NULL)
+           WHERE c.project_id = a.project_id AND c.agent_key = a.key AND c.episode_key = a.episode_key
+             AND c.pos IS NOT NULL)
     FROM agent a
    WHERE a.pos IS NOT NULL
 ), stages1 (project_id, parent_key, stage, steps, num_open) AS (
@@ -920,7 +922,7 @@ SELECT p.name AS project,
            WHERE m.project_id = c.project_id AND m.call_key = c.key),
          c.completion_tokens) AS sampled_tokens
   FROM call c
-  JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key
+  JOIN agent a ON a.project_id = c.project_id AND a.key = c.agent_key AND a.episode_key = c.episode_key
   JOIN project p ON p.project_id = c.project_id
   JOIN episode e ON e.project_id = c.project_id AND e.key = c.episode_key AND e.first_pos IS NOT NULL
   LEFT JOIN token_run r ON r.project_id = c.project_id AND r.key = c.prompt_run_key
