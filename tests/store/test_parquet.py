@@ -99,6 +99,16 @@ def test_the_files_hold_the_rows_of_every_view_whatever_the_size_of_a_part(tmp_p
     assert len({schema.to_string() for schema in schemas}) == 1
 
 
+def test_a_blob_has_the_size_that_another_episode_states(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 't.db'}") as store:
+        ingest(store, "p", [make.episode("e0"), make.blob("b0", episode="e0", size=7)])
+        ingest(store, "p", [make.episode("e1"), make.blob("b1", episode="e1")])
+        export_parquet(store, tmp_path / "out", events_per_part=1)
+        found = in_files(tmp_path / "out", "blobs")
+        assert found == in_view(store, "blobs")
+    assert {7} == {value for row in found for value in row if isinstance(value, int)}
+
+
 def test_a_run_writes_the_parts_in_which_something_has_changed_and_no_other(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     with Store.open(f"sqlite:///{tmp_path / 't.db'}") as store:

@@ -370,6 +370,10 @@ def _lies_in(table: Table, project_id: int, part: Part) -> list[ColumnElement[bo
         return [here]
     if table is t.episode:
         return [here, *_within(table.c.key, part)]
+    if table is t.blob:
+        inside = _lies_in(t.blob_ref, project_id, part)
+        assert inside is not None, "a reference lies in an episode"
+        return [here, table.c.hash.in_(select(t.blob_ref.c.hash).where(*inside))]
     if "episode_key" in table.c:
         return [here, *_within(table.c.episode_key, part)]
     if table.name not in _OWNERS:
