@@ -96,3 +96,17 @@ def test_nodes_and_edges_say_what_is_known() -> None:
     assert sorted(wrote) == [0, 1]
     previews = {facts["preview"] for name, facts in network.nodes(data=True) if name[0] == "message"}
     assert previews == {"u", "a", "v"}
+
+
+def test_each_message_is_read_where_it_was_posted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One message and one answer of each of 50 delta calls: 100, where their contexts together have 2,500."""
+    events: list[AnyEvent] = [make.agent(), call("c0", [user("q0")], "a0")]
+    events += [
+        call(f"c{n}", [user(f"q{n}")], f"a{n}", parent=f"c{n - 1}", completion=0, delta=True)
+        for n in range(1, 50)
+    ]
+    graph = build(events)
+    read = []
+    monkeypatch.setattr("tracestore.analysis.network.preview", lambda raw: read.append(raw) or raw.decode())
+    networkx_of(graph)
+    assert len(read) == len(graph.nodes) == 100

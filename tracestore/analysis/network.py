@@ -12,13 +12,12 @@ A node is named (kind, id): ("agent", "a"), ("call", "c0"), ("message", key in h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tracestore.analysis.extras import optional
 from tracestore.graph.agents import agent_tree
-from tracestore.graph.context import answer_in_context, context
-from tracestore.graph.messages import preview
+from tracestore.graph.messages import Message, answer_messages, messages_of, preview
 from tracestore.graph.model import Graph
 from tracestore.wire.agent import Agent
 from tracestore.wire.call import Call
@@ -193,14 +192,23 @@ def _call_facts(graph: Graph, call: Call) -> dict[str, Any]:
 
 
 def _previews(graph: Graph) -> dict[bytes, str]:
-    """The beginning of each message, read once however many contexts hold it."""
+    """The beginning of each message, read once: where it was posted, not in every context."""
     found: dict[bytes, str] = {}
-    for call_id in graph.calls.keys() - graph.pending:
-        for message in context(graph, call_id):
-            if message.node is not None and message.node not in found:
-                found[message.node] = preview(message.raw)
-    for key in graph.completion_node:
-        for message in answer_in_context(graph, key):
-            if message.node is not None:
-                found.setdefault(message.node, preview(message.raw))
+    for call_id, call in graph.calls.items():
+        if call_id not in graph.pending:
+            posted = messages_of(call.request, call.dialect)
+            _add_previews(found, graph, posted, last=graph.prompt_node[call_id])
+    for key, last in graph.completion_node.items():
+        call = graph.calls.get(key[0])
+        dialect = "openai_chat" if call is None else call.dialect
+        _add_previews(found, graph, answer_messages(graph.completions[key].message, dialect), last=last)
     return found
+
+
+def _add_previews(
+    found: dict[bytes, str], graph: Graph, messages: Sequence[Message], *, last: bytes | None
+) -> None:
+    """Those of messages of which the last one stands at a node, where there is none yet."""
+    for message, node in zip(reversed(messages), graph.up(last), strict=False):
+        if node.key not in found:
+            found[node.key] = preview(message.raw)
