@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -27,9 +28,10 @@ from tracestore.store.duck import (
     database,
     run_sql,
 )
-from tracestore.store.duck_child import _attach, _Copy
+from tracestore.store.duck_child import StoreUnreadable, _attach, _Copy
 from tracestore.store.engine import BadUrl
 from tracestore.store.schema import view_statements
+from tracestore.store.sql_formats import NotWritten, rows
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +139,19 @@ def test_values_come_back_as_they_are(url: str) -> None:
     assert not got.truncated
 
 
+def test_a_time_is_written_to_its_nanosecond_and_one_beyond_all_calendars_is_refused() -> None:
+    def rows_of(sql: str) -> list[tuple[Any, ...]]:
+        with duckdb.connect() as connection:
+            return list(rows(connection.execute(sql).to_arrow_table()))
+
+    assert rows_of("SELECT make_timestamp_ns(1700000000123456789), NULL::TIMESTAMP_NS") == [
+        ("2023-11-14 22:13:20.123456789", None)
+    ]
+    for time_ in ("'infinity'::DATE", "to_timestamp(1700000000123456789 / 1e6)", "['infinity'::TIMESTAMP]"):
+        with pytest.raises(NotWritten, match="cast it to VARCHAR"):
+            rows_of(f"SELECT {time_}")
+
+
 def test_rows_beyond_the_limit_are_said_to_be_missing(url: str) -> None:
     got = run_sql(url, "p", "SELECT * FROM range(50000)", limit_rows=3000)
     assert (len(got.rows), got.truncated) == (3000, True)
@@ -168,6 +183,15 @@ def test_a_database_that_cannot_be_read_is_not_described(tmp_path: Path) -> None
         with pytest.raises(SqlFailed, match="is the database there") as refusal:
             run_sql(url, "p", "SELECT * FROM calls")
         assert not {"missing", "secret", "someone"} & set(re.findall(r"\w+", str(refusal.value)))
+
+
+def test_a_scanner_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr("tracestore.store.duck_child.import_module", missing)
+    with duckdb.connect() as connection, pytest.raises(StoreUnreadable, match="duckdb-extension-postgres-sc"):
+        _attach(connection, "postgres", "x")
 
 
 def test_the_process_of_a_query_loads_no_store() -> None:

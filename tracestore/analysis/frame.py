@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tracestore.analysis.extras import optional
+from tracestore.store.sql_formats import rows
 
 if TYPE_CHECKING:
     import pandas
@@ -34,8 +35,8 @@ class Frame:
         return tuple(self.table.column_names)
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Python values, row by row."""
-        return list(zip(*(column.to_pylist() for column in self.table.columns), strict=True))
+        """Python values, row by row; a time of nanoseconds as text."""
+        return list(rows(self.table))
 
     def arrow(self) -> pa.Table:
         return self.table

@@ -206,7 +206,10 @@ def _tables_of(statements: Iterable[str]) -> set[str]:
 
 def _attach(connection: duckdb.DuckDBPyConnection, kind: str, where: str) -> None:
     """Attach a database, read-only, through the extension that came in a wheel."""
-    package = import_module(f"duckdb_extension_{kind}_scanner")
+    try:
+        package = import_module(f"duckdb_extension_{kind}_scanner")
+    except ModuleNotFoundError as missing:
+        raise StoreUnreadable(hint=f"pip install {str(missing.name).replace('_', '-')}") from missing
     with as_file(files(package) / "extensions") as folder:
         (library,) = folder.glob(f"*/{kind}_scanner.duckdb_extension")
         connection.execute(f"LOAD '{_quoted(str(library))}'")

@@ -12,8 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from tracestore.errors import TracestoreError
+
 FORMATS = ("json", "csv", "arrow", "parquet")
 _CSV_SPECIAL = re.compile(r'[",\r\n]')
+
+
+class NotWritten(TracestoreError):
+    """These rows cannot be written"""
 
 
 def write(table: pa.Table, *, as_: str, truncated: bool) -> bytes:
@@ -21,6 +27,7 @@ def write(table: pa.Table, *, as_: str, truncated: bool) -> bytes:
 
     Raises:
         pa.ArrowException: Parquet has no type for one of the columns.
+        NotWritten: JSON and CSV, see `rows`.
     """
     if as_ == "json":
         return _json(table, truncated=truncated)
@@ -39,10 +46,27 @@ def write(table: pa.Table, *, as_: str, truncated: bool) -> bytes:
 
 
 def rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """The rows as Python's own values; whole numbers are ints."""
+    """The rows as Python's own values; whole numbers are ints, times of nanoseconds texts.
+
+    Raises:
+        NotWritten: a time is none that Python has.
+    """
     for batch in table.to_batches():
-        columns = [[_plain(value) for value in column.to_pylist()] for column in batch.columns]
+        columns = [[_plain(value) for value in _values(column)] for column in batch.columns]
         yield from zip(*columns, strict=True)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Python's own values; nanoseconds as text."""
+    # Arrow makes them a type of pandas where that is installed, and refuses them elsewhere.
+    if pa.types.is_temporal(column.type) and getattr(column.type, "unit", None) == "ns":
+        column = column.cast(pa.string())
+    try:
+        values: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError) as error:
+        hint = "a time is outside of the years 1 to 9999, or of nanoseconds in a list: cast it to VARCHAR"
+        raise NotWritten(error=str(error), hint=hint) from None
+    return values
 
 
 def _plain(value: Any) -> Any:
