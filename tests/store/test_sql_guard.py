@@ -37,6 +37,10 @@ def used(sql: str) -> frozenset[str]:
         ),
         ("SELECT list_aggregate([1, 2], 'sum'), u.user FROM (SELECT 1 AS user) u", set()),
         ("SELECT * FROM calls PIVOT (count(*) FOR x IN ('a')) POSITIONAL JOIN episodes", VIEWS),
+        (
+            "SELECT json_extract(x, '$.a'), x ->> '$.a', x::JSON -> 'a', list_reverse([1]) FROM calls",
+            {"calls"},
+        ),
         ("UNPIVOT calls ON x, y INTO NAME n VALUE v", {"calls"}),
         ("SELECT * FROM episodes e WHERE EXISTS (SELECT 1 FROM calls c WHERE c.x = e.x)", VIEWS),
     ],
@@ -184,6 +188,8 @@ def test_a_refusal_says_what_may_be_named() -> None:
         used("SELECT * FROM call")
     with pytest.raises(SqlRefused, match="function='getenv'"):
         used("SELECT getenv('HOME')")
+    with pytest.raises(SqlRefused, match=r"function='medain'.*median\b.*\?"):
+        used("SELECT medain(x) FROM calls")
 
 
 @pytest.mark.parametrize(

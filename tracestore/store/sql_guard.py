@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from tracestore.errors import TracestoreError
@@ -164,8 +165,30 @@ _SCALARS = (
         "list_sum",
         "list_avg",
     ),
-    *("list_min", "list_max", "list_apply", "list_filter", "struct_pack", "struct_extract", "row", "map"),
+    *(
+        "list_min",
+        "list_max",
+        "list_apply",
+        "list_transform",
+        "list_reverse",
+        "list_filter",
+        "struct_pack",
+        "struct_extract",
+        "row",
+        "map",
+    ),
     *("map_extract", "map_keys", "map_values", "cardinality", "unnest", "grouping", "message_text"),
+    # Arguments of tools and bodies of messages are mostly JSON.
+    *(
+        "->>",
+        "json_extract",
+        "json_extract_string",
+        "json_array_length",
+        "json_keys",
+        "json_type",
+        "json_valid",
+    ),
+    *("json_contains", "json_exists"),
 )
 FUNCTIONS = frozenset((*_OPERATORS, *_AGGREGATES, *_WINDOWS, *_SCALARS))
 """Functions that read nothing but their arguments (and `message_text`, which reads one content)."""
@@ -309,9 +332,9 @@ def _check_function(node: Node) -> None:
     name = folded(node["function_name"])
     is_listed = name in FUNCTIONS or name in TABLE_FUNCTIONS
     if not is_listed or node.get("schema") not in ("", "main", None) or node.get("catalog") not in ("", None):
-        raise SqlRefused(
-            function=name, hint="only functions that read nothing but their arguments are run here"
-        )
+        alike = get_close_matches(name, FUNCTIONS, n=3)
+        hint = "only functions that read nothing but their arguments are run here"
+        raise SqlRefused(function=name, hint=f"{hint}; {' or '.join(alike)}?" if alike else hint)
     if name == "list_aggregate":
         _check_aggregate(node["children"][1:2])
 
