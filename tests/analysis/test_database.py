@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import pyarrow as pa
 import pytest
 
@@ -108,6 +109,9 @@ def test_a_filter_is_data_and_never_sql() -> None:
     assert _condition("a", [None]) == '("a" IS NULL)'
     assert _condition("a", []) == "FALSE"
     assert _condition("a", True) == '"a" = TRUE'
+    # numpy's own numbers, as iterating over an array gives them
+    assert _condition("a", numpy.array([1, 2])) == '("a" IN (1, 2))'
+    assert _condition("a", numpy.array([0.5])) == '("a" IN (0.5))'
     for value in (float("nan"), b"x", "a\x00b", {}.keys, [[1]]):
         with pytest.raises(BadFilter):
             _condition("a", value)

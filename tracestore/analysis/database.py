@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import cached_property
+from operator import index
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 from tracestore.analysis.episode import Episode
 from tracestore.analysis.frame import Frame, frame_of
@@ -169,10 +170,10 @@ def _condition(column: str, value: Any) -> str:
 def _literal(column: str, value: Any) -> str:
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
-    if isinstance(value, int):
-        return str(value)
+    if isinstance(value, SupportsIndex):  # also the whole numbers of numpy
+        return str(index(value))
     if isinstance(value, float) and math.isfinite(value):
-        return repr(value)
+        return float.__repr__(value)
     if isinstance(value, str) and "\x00" not in value:
         return "'" + value.replace("'", "''") + "'"
     raise BadFilter(column=column, value=value, hint="give a text, a finite number, True, False or None")
