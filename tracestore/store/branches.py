@@ -15,7 +15,7 @@ from sqlalchemy import BigInteger, Connection, Select, bindparam, select
 
 from tracestore.graph.model import CompletionKey
 from tracestore.store import tables as t
-from tracestore.store.lookup import driver_rows
+from tracestore.store.lookup import driver_columns
 
 
 class BranchPath(NamedTuple):
@@ -46,17 +46,15 @@ def branch_paths(connection: Connection, project_id: int, episode_key: int) -> I
     for call in episode.calls.values():
         if call.context_messages is None:
             continue
-        answers = episode.answers_of.get(call.key, ())
-        ends = [(index, node) for index, node in answers if (call.key, index) not in episode.continued]
-        if answers and not ends:
+        answers = episode.answers_of.get(call.key)
+        if answers is None:
+            yield BranchPath(episode.path(call.prompt_node_key), episode.writers(call), call.id, None)
             continue
-        path, named = episode.path(call.prompt_node_key), episode.writers(call)
-        for index, node in ends:
-            last = (call.id, index)
-            messages = path + episode.after(call.prompt_node_key, node)
-            yield BranchPath(messages, (*named, last), call.id, last)
-        if not answers:
-            yield BranchPath(path, named, call.id, None)
+        for index, node in answers:
+            if (call.key, index) not in episode.continued:
+                end = (call.id, index)
+                path = episode.path(call.prompt_node_key) + episode.after(call.prompt_node_key, node)
+                yield BranchPath(path, (*episode.writers(call), end), call.id, end)
 
 
 class _Episode:
@@ -65,25 +63,27 @@ class _Episode:
     def __init__(self, connection: Connection, project_id: int, episode_key: int) -> None:
         self._connection = connection
         self._here = {"project_id": project_id, "episode_key": episode_key}
-        self.calls = {row[0]: _Call._make(row) for row in self._rows(_CALLS)}
+        # Most calls come after what they continue, whose paths are then there to go on from.
+        calls = sorted(zip(*self._columns(_CALLS), strict=True))
+        self.calls = {row[0]: _Call._make(row) for row in calls}
         self.continued = {
             (call.link_call_key, call.link_completion) for call in self.calls.values() if call.link_exact
         }
         self.answers_of: dict[int, list[tuple[int, int]]] = defaultdict(list)
         """Call -> its answers that have a message, in order: (index, node of its message)."""
-        for call_key, index, node in self._rows(_ANSWERS):
+        for call_key, index, node in sorted(zip(*self._columns(_ANSWERS), strict=True)):
             self.answers_of[call_key].append((index, node))
-        self._parents: dict[int, int | None] = dict(self._rows(_NODES))
+        self._parents: dict[int, int | None] = dict(zip(*self._columns(_NODES), strict=True))
         self._paths: dict[int | None, tuple[int, ...]] = {None: ()}
         self._written: dict[int, tuple[CompletionKey, ...]] = {}
 
-    def _rows(self, query: Select[Any]) -> Iterator[tuple[Any, ...]]:
-        return driver_rows(self._connection, query, self._here)
+    def _columns(self, query: Select[Any]) -> list[list[Any]]:
+        return driver_columns(self._connection, query, self._here)
 
     @cached_property
     def _first(self) -> dict[int, int]:
         """Spelling of a message -> the first one at its place. Few episodes need it."""
-        return dict(self._rows(_TWINS))
+        return dict(zip(*self._columns(_TWINS), strict=True))
 
     def path(self, node: int | None) -> tuple[int, ...]:
         """The path to what a call saw last."""
@@ -114,17 +114,19 @@ class _Episode:
 
     def writers(self, call: _Call) -> tuple[CompletionKey, ...]:
         """The completions that wrote messages of a call's context."""
+        written = self._written.get(call.key)
+        if written is not None:
+            return written
         new = []
-        while call.key not in self._written and call.link_exact and call.link_call_key in self.calls:
+        while written is None and call.link_exact and call.link_call_key in self.calls:
             new.append(call)
             call = self.calls[call.link_call_key]
-        if call.key not in self._written:
-            self._written[call.key] = self._writers_behind(call)
-        written = self._written[call.key]
+            written = self._written.get(call.key)
+        if written is None:
+            written = self._written[call.key] = self._writers_behind(call)
         for one in reversed(new):
             # What the parent saw, and its answer, are the beginning of what this call saw.
-            written = (*written, self._author(one))
-            self._written[one.key] = written
+            written = self._written[one.key] = (*written, self._author(one))
         return written
 
     def _author(self, call: _Call) -> CompletionKey:
@@ -155,17 +157,11 @@ class _Episode:
 _c, _m, _n = t.call.c, t.completion.c, t.node.c
 _PROJECT_ID, _EPISODE_KEY = (bindparam(name, type_=BigInteger) for name in ("project_id", "episode_key"))
 _IS_HERE = (_c.project_id == _PROJECT_ID, _c.episode_key == _EPISODE_KEY, ~_c.is_placeholder)
-_CALLS: Select[Any] = (
-    select(*(_c[name] for name in _Call._fields))
-    .where(*_IS_HERE)
-    # Most calls come after what they continue, whose paths are then there to go on from.
-    .order_by(_c.key)
-)
+_CALLS: Select[Any] = select(*(_c[name] for name in _Call._fields)).where(*_IS_HERE)
 _ANSWERS: Select[Any] = (
     select(_m.call_key, _m.completion, _m.node_key)
     .select_from(t.call.join(t.completion, (_m.project_id == _c.project_id) & (_m.call_key == _c.key)))
     .where(*_IS_HERE, _m.node_key.is_not(None))
-    .order_by(_m.call_key, _m.completion)
 )
 # An index holds all that is asked for.
 _NODES: Select[Any] = select(_n.key, _n.parent_key).where(

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Literal, NamedTuple
 
 import zstandard
-from sqlalchemy import Connection, select
+from sqlalchemy import BigInteger, Connection, bindparam, select
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
@@ -143,6 +143,12 @@ class ProjectCodec:
         ]
 
 
+_DATA = select(t.dictionary.c.data).where(
+    t.dictionary.c.project_id == bindparam("project_id", type_=BigInteger),
+    t.dictionary.c.key == bindparam("key", type_=BigInteger),
+)
+
+
 class Dictionaries:
     """The dictionaries of a project, read when they are asked for: far fewer than the rows that need them."""
 
@@ -158,10 +164,8 @@ class Dictionaries:
             DictionaryMissing: no foreign key holds those of token runs.
         """
         if key not in self._known:
-            c = t.dictionary.c
-            self._known[key] = self._connection.execute(
-                select(c.data).where(c.project_id == self._project_id, c.key == key)
-            ).scalar_one_or_none()
+            parameters = {"project_id": self._project_id, "key": key}
+            self._known[key] = self._connection.execute(_DATA, parameters).scalar_one_or_none()
             if self._known[key] is None:
                 raise DictionaryMissing(dictionary_key=key, hint="restore the database from a backup")
         return self._known[key]

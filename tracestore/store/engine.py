@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 from tracestore.errors import TracestoreError
 from tracestore.store.codec import decompress
 from tracestore.store.copy import listen
+from tracestore.store.lookup import listen as listen_for_rows
 from tracestore.store.tables import KEY_BITS, metadata
 
 BUSY_TIMEOUT_MS = 30_000
@@ -110,6 +111,7 @@ def connect(url: str, *, create: bool = True) -> Engine:
         event.listen(engine, "begin", _on_sqlite_begin)
     else:
         listen(engine)
+        listen_for_rows(engine)
         _require_durable(engine)
     return engine
 

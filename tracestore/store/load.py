@@ -8,7 +8,7 @@ before a higher revision replaced it is not kept, so a snapshot that would need 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, Row, Select, Text,
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
 from tracestore.store.chunks import chunks
-from tracestore.store.codec import decompress, is_old, unpacker
+from tracestore.store.codec import decompress, decompress_all
 from tracestore.store.dictionary import Dictionaries
 from tracestore.store.fields import TABLES, Shape, columns_of, item_shape, nested_model, union
 from tracestore.store.lookup import driver_rows
@@ -634,18 +634,16 @@ def path_messages(connection: Connection, project_id: int, node_key: int) -> lis
     # One statement, so that a context of a thousand messages costs what reading their bytes costs. In order
     # only here: a database would sort the bytes along.
     rows = sorted(driver_rows(connection, _CONTENTS_OF_PATH, parameters), key=itemgetter(0))
-    dictionaries = Dictionaries(connection, project_id)
-    unpackers: dict[tuple[int | None, bool], Callable[[bytes], bytes]] = {}
-    messages = []
+    packed: dict[int | None, list[bytes]] = defaultdict(list)
     for _, codec, data, dictionary_key in rows:
-        if codec == "raw":
-            messages.append(Raw(data))
-            continue
-        kind = (dictionary_key, is_old(data))
-        if kind not in unpackers:
-            unpackers[kind] = unpacker(data, dictionary=dictionaries.get(dictionary_key))
-        messages.append(Raw(unpackers[kind](data)))
-    return messages
+        if codec == "zstd":
+            packed[dictionary_key].append(data)
+    dictionaries = Dictionaries(connection, project_id)
+    unpacked = {
+        key: map(Raw, decompress_all(frames, dictionary=dictionaries.get(key)))
+        for key, frames in packed.items()
+    }
+    return [Raw(data) if codec == "raw" else next(unpacked[key]) for _, codec, data, key in rows]
 
 
 _PROJECT_ID = bindparam("project_id", type_=BigInteger)

@@ -1,4 +1,4 @@
-"""Many rows: without what SQLAlchemy adds to each; by one column, in few statements whose text is the same.
+"""Many rows: without what SQLAlchemy adds to each; column by column; by the values of one column.
 
 What a batch of events refers to is looked up before every transaction. Building these statements anew took
 several times longer than the database takes to answer them.
@@ -10,18 +10,55 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Select, Table
+import msgspec
+from sqlalchemy import Connection, Dialect, Engine, Select, Table, Text, cast, event, func, select
 
 from tracestore.store.chunks import chunks
+
+_BINARY = "tracestore_binary"
+_PSYCOPG_BINARY = 1
+"""psycopg.pq.Format.BINARY; SQLite does without psycopg."""
+
+
+def listen(engine: Engine) -> None:
+    """Let PostgreSQL send `driver_rows` as it has them: a message in hexadecimal has twice its bytes."""
+    event.listen(engine, "before_cursor_execute", _on_execute)
+
+
+def _on_execute(
+    _connection: Connection, cursor: Any, _statement: str, _parameters: Any, context: Any, _many: bool
+) -> None:
+    if context.execution_options.get(_BINARY):
+        cursor.format = _PSYCOPG_BINARY
 
 
 def driver_rows(
     connection: Connection, query: Select[Any], parameters: Mapping[str, int]
 ) -> Iterator[tuple[Any, ...]]:
     """The rows of a query, of columns that every driver gives as they are: numbers, plain text, bytes."""
-    with connection.execute(query, parameters) as result:
+    with connection.execute(query, parameters, execution_options={_BINARY: True}) as result:
         cursor: Any = result.cursor
         yield from cursor
+
+
+def driver_columns(
+    connection: Connection, query: Select[Any], parameters: Mapping[str, int]
+) -> list[list[Any]]:
+    """The same column by column, in no order: of numbers, plain text and booleans, which SQLite has as 0, 1.
+
+    A driver takes several times as long to make a row as it takes to read what stands in it, so the database
+    writes each column as one JSON array: half the time of SQLite, a fourth of that of psycopg.
+    """
+    (row,) = driver_rows(connection, _in_columns(query, connection.dialect.name), parameters)
+    # PostgreSQL makes no array of no rows.
+    return [[] if column is None else msgspec.json.decode(column) for column in row]
+
+
+@lru_cache(maxsize=64)
+def _in_columns(query: Select[Any], dialect: str) -> Select[Any]:
+    array = func.json_group_array if dialect == "sqlite" else func.json_agg
+    columns: list[Any] = [cast(array(column), Text) for column in query.subquery().c]
+    return select(*columns)
 
 
 def look_up(

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Text, bindparam, func, select
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
@@ -37,7 +37,11 @@ class GroupRef:
 
 def find_project(connection: Connection, name: str) -> int | None:
     """The number of a project; None where nothing was ever posted to it."""
-    return connection.execute(select(t.project.c.project_id).where(t.project.c.name == name)).scalar()
+    return connection.execute(_PROJECT, {"name": name}).scalar()
+
+
+# Made once: every read begins with it, and to make it takes longer than to ask.
+_PROJECT = select(t.project.c.project_id).where(t.project.c.name == bindparam("name", type_=Text))
 
 
 def require_project(connection: Connection, name: str) -> None:

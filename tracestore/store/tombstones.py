@@ -82,17 +82,28 @@ def require_content(connection: Connection, project_id: int, call_id: str) -> No
     Raises:
         Deleted: the content of its episode was.
     """
+    parameters = {"project_id": project_id, "call_id": call_id}
+    found = connection.execute(_STONE_OF_CONTENT, parameters).one_or_none()
+    if found is not None:
+        raise Deleted(**found._mapping, hint="its measures are kept: usage, times, statuses, rewards")
+
+
+def _stone_of_content() -> Select[Any]:
     stone, call, episode = t.tombstone.c, t.call.c, t.episode.c
     rows = t.call.join(
         t.episode, (episode.project_id == call.project_id) & (episode.key == call.episode_key)
     ).join(t.tombstone, (stone.project_id == episode.project_id) & (stone.id == episode.id))
-    found = connection.execute(
+    this = (call.project_id == bindparam("project_id", type_=BigInteger)) & (
+        call.id == bindparam("call_id", type_=Text)
+    )
+    return (
         select(stone.kind, stone.id, stone.deleted_at, stone.deletion_key)
         .select_from(rows)
-        .where(call.project_id == project_id, call.id == call_id, stone.kind == "content")
-    ).one_or_none()
-    if found is not None:
-        raise Deleted(**found._mapping, hint="its measures are kept: usage, times, statuses, rewards")
+        .where(this, stone.kind == "content")
+    )
+
+
+_STONE_OF_CONTENT = _stone_of_content()
 
 
 def deleted_names(
