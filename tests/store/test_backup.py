@@ -208,7 +208,8 @@ def test_a_copy_that_is_killed_at_any_name_is_made_again_by_the_same_command(tmp
         fill(store, 0)
     blobs = open_blobs(str(blobs_of(tmp_path / "t.db")))
     names = [put(blobs, data) for data in (b"one", b"two")]
-    others, step, had_their_place = tmp_path / "elsewhere", 0, set()
+    others, step = tmp_path / "elsewhere", 0
+    had_their_place: set[tuple[bool, bool]] = set()
 
     def copy() -> object:
         return restore(tmp_path / "t.db", f"sqlite:///{again}", blobs=others, heard=unheard)
