@@ -117,7 +117,7 @@ class BlobRoute:
 
     async def _put(self, project: str, name: str, headers: Headers, receive: Receive) -> Response | None:
         self._check_content(headers, offset=0)
-        size = await self._size(project, name)
+        size = await self._renewed(project, name)
         if size is not None and headers.get("if-none-match", "").strip() == "*":
             raise BlobExists(hash=name, size=size)
         upload = await self._run(lambda: self._blobs.uploads.begin(project, name))
@@ -130,7 +130,7 @@ class BlobRoute:
     async def _patch(self, project: str, name: str, headers: Headers, receive: Receive) -> Response | None:
         offset, is_last = upload_headers(headers)
         self._check_content(headers, offset=offset)
-        size = await self._size(project, name)
+        size = await self._renewed(project, name)
         if size is not None:
             hint = "it is complete: nothing is left to send"
             return _misplaced(WrongOffset(hash=name, sent=offset, offset=size, hint=hint), is_complete=True)
@@ -147,7 +147,7 @@ class BlobRoute:
         return Response(status_code=204, headers=self._progress(upload.size))
 
     async def _head(self, project: str, name: str) -> Response:
-        size = await self._size(project, name)
+        size = await self._renewed(project, name)
         if size is None:
             offset = await self._run(lambda: self._blobs.uploads.offset(project, name))
             return problem_response(problem_of(_not_found(name)), headers=self._progress(offset))
@@ -161,7 +161,7 @@ class BlobRoute:
         )
 
     async def _get(self, project: str, name: str, headers: Headers) -> Response:
-        size = await self._size(project, name)
+        size = await self._run(lambda: self._blobs.size(project, name))
         if size is None:
             raise _not_found(name)
         described = _description(name)
@@ -242,8 +242,9 @@ class BlobRoute:
             raise
         await self._run(lambda: upload.__exit__(None, None, None))
 
-    async def _size(self, project: str, name: str) -> int | None:
-        return await self._run(lambda: self._blobs.size(project, name))
+    async def _renewed(self, project: str, name: str) -> int | None:
+        """Its size, for a sender who will not send it then: no deletion that began before may take it."""
+        return await self._run(lambda: self._blobs.renew(project, name))
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await to_thread.run_sync(work, limiter=self._threads)

@@ -68,6 +68,24 @@ def test_a_blob_is_stored_once_and_read_back(client: TestClient) -> None:
     assert got.headers["content-length"] == "10"
 
 
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("HEAD", {}, 200),
+        ("PUT", {"If-None-Match": "*"}, 412),
+        ("PATCH", {**PATCH, "Upload-Offset": "0", "Upload-Complete": "?1"}, 409),
+    ],
+)
+def test_whoever_is_told_that_a_blob_is_there_need_not_fear_for_it(
+    client: TestClient, blobs: Blobs, method: str, headers: dict[str, str], status: int
+) -> None:
+    """Its sender goes on with the event that names it, and a deletion that began before must not take it."""
+    client.put(URL, content=DATA)
+    chosen = time.time_ns()
+    assert client.request(method, URL, content=DATA, headers=headers).status_code == status
+    assert not blobs.remove("default", NAME, sent_before=chosen)
+
+
 def test_a_blob_of_nothing_is_a_blob(client: TestClient) -> None:
     url = f"/v1/blobs/{sha256(b'').hexdigest()}"
     assert client.put(url, content=b"").status_code == 201

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -12,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import make_url
@@ -21,6 +26,7 @@ from tests.databases import empty_store
 from tests.factories import call, posted, user
 from tests.serving import Connection, running_server
 from tests.store.servers import postgresql
+from tests.store.test_blobs import put
 from tracestore.cli.main import main
 from tracestore.store import Store
 from tracestore.store.backup import (
@@ -169,6 +175,78 @@ sys.exit(main({command!r}))
         backup(url, tmp_path / "none" / "copy.db", blobs=None, heard=unheard)
 
 
+def dies_before(step: int, work: Callable[[], object]) -> bool:
+    """Do something in a process that kills itself before its n-th change of a name; whether it was killed."""
+    left = step
+
+    def around(whole: Callable[..., None]) -> Callable[..., None]:
+        def wrapped(*args: Any, **more: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            whole(*args, **more)
+
+        return wrapped
+
+    def run() -> None:
+        os.rename = around(os.rename)
+        Path.unlink = around(Path.unlink)  # type: ignore[method-assign]
+        work()
+
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    child.join(60)
+    assert child.exitcode in (0, -signal.SIGKILL)
+    return child.exitcode != 0
+
+
+def test_a_copy_that_is_killed_at_any_name_is_made_again_by_the_same_command(tmp_path: Path) -> None:
+    """Between its payloads and itself, and the next attempt took the folder for that of another store."""
+    url, again = empty_store(tmp_path / "t.db"), tmp_path / "again.db"
+    with Store.open(url) as store:
+        fill(store, 0)
+    blobs = open_blobs(str(blobs_of(tmp_path / "t.db")))
+    names = [put(blobs, data) for data in (b"one", b"two")]
+    others, step = tmp_path / "elsewhere", 0
+    had_their_place: set[tuple[bool, bool]] = set()
+
+    def copy() -> object:
+        return restore(tmp_path / "t.db", f"sqlite:///{again}", blobs=others, heard=unheard)
+
+    while dies_before(step, copy):
+        step += 1
+        had_their_place.add((others.exists(), again.exists()))
+        if again.exists():
+            with pytest.raises(FileThere, match=r"again\.db"):
+                copy()
+        else:
+            copy()
+        assert open_blobs(str(others)).sizes("p", names) == dict.fromkeys(names, 3)
+        with Store.open(f"sqlite:///{again}", create=False) as store:
+            assert verify(store, "p").problems == ()
+        again.unlink()
+        left = {file.name for file in tmp_path.iterdir()} - {"t.db", "t.db-wal", "t.db-shm"}
+        assert left == {"t.db.blobs", "elsewhere"}
+        assert {file.name for file in others.rglob("*") if file.is_file()} - {"unfinished"} == set(names)
+        shutil.rmtree(others)
+    assert had_their_place == {(False, False), (True, False), (True, True)}
+    assert {file.name for file in others.rglob("*") if file.is_file()} == set(names)
+
+
+def test_a_folder_of_payloads_that_is_no_copys_is_left_alone(tmp_path: Path) -> None:
+    url = empty_store(tmp_path / "t.db")
+    put(open_blobs(str(blobs_of(tmp_path / "t.db"))), b"one")
+    for there in (blobs_of(tmp_path / "copy.db"), tmp_path / "folder"):
+        put(open_blobs(str(there)), b"of another")
+    with pytest.raises(FileThere, match=r"copy\.db\.blobs"):
+        backup(url, tmp_path / "copy.db", blobs=blobs_of(tmp_path / "t.db"), heard=unheard)
+    with pytest.raises(FileThere, match="folder"):
+        restore(tmp_path / "t.db", f"sqlite:///{tmp_path / 'x.db'}", blobs=tmp_path / "folder", heard=unheard)
+    assert not (tmp_path / "copy.db").exists()
+    assert not (tmp_path / "x.db").exists()
+
+
 def test_a_damaged_backup_is_refused(tmp_path: Path) -> None:
     url = empty_store(tmp_path / "t.db")
     with Store.open(url) as store:
@@ -244,7 +322,16 @@ def test_a_backup_of_postgresql_holds_all_that_was_acknowledged_and_makes_either
         with Store.open(url) as live, Store.open(f"sqlite:///{file}") as store:
             with live.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                 connection.exec_driver_sql("CREATE DATABASE again")
-            restored = restore(file, again, blobs=None, heard=unheard)
+            place = tmp_path / "payloads"
+            put(open_blobs(str(blobs_of(file))), b"one")
+            with pytest.raises(FileThere, match="empty"):
+                restore(file, url, blobs=place, heard=unheard)
+            assert not place.exists()
+            # The rows go with the process, and the folder that it made for the payloads stays.
+            assert dies_before(1, lambda: restore(file, again, blobs=place, heard=unheard))
+            assert place.exists()
+            restored = restore(file, again, blobs=place, heard=unheard)
+            assert restored.blobs == 1
             assert restored.positions == copied.positions
             with Store.open(again, create=False) as new:
                 assert check(new.engine) == []

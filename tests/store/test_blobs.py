@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -433,3 +434,79 @@ def test_blobs_that_nothing_names_go_after_a_while(blobs: Blobs, tmp_path: Path)
         assert carry_out(store, "p", late.id, blobs=blobs).blobs == 1
         assert verify(store, "p").problems == ()
     assert (blobs.size("p", used), blobs.size("p", unused), blobs.size("q", foreign)) == (4, None, 6)
+
+
+@pytest.mark.parametrize("again", ["sent", "renewed"])
+def test_a_blob_that_was_sent_or_asked_for_since_is_not_removed(blobs: Blobs, again: str) -> None:
+    name = put(blobs, b"data")
+    chosen = time.time_ns()
+    if again == "sent":
+        put(blobs, b"data")
+    else:
+        assert blobs.renew("p", name) == 4
+    assert not blobs.remove("p", name, sent_before=chosen)
+    assert get(blobs, name) == b"data"
+    assert blobs.remove("p", name, sent_before=time.time_ns())
+    assert (blobs.size("p", name), blobs.renew("p", name)) == (None, None)
+    assert blobs.remove("p", name, sent_before=chosen)
+
+
+def test_a_resumed_blob_was_sent_when_it_was_finished_and_not_when_its_bytes_came(
+    blobs: Blobs, tmp_path: Path
+) -> None:
+    name = named(b"whole")
+    with blobs.uploads.begin("p", name) as upload:
+        upload.write(b"whole")
+    for file in files(tmp_path):
+        os.utime(file, (1, 1))
+    chosen = time.time_ns()
+    with blobs.uploads.resume("p", name, offset=5) as upload:
+        upload.finish()
+    assert not blobs.remove("p", name, sent_before=chosen)
+
+
+def test_a_removal_beside_a_sender_never_takes_what_the_sender_was_told_is_there(folder: Blobs) -> None:
+    name = named(b"data")
+    with ThreadPoolExecutor(1) as remover:
+        for _ in range(200):
+            put(folder, b"data")
+            removal = remover.submit(folder.remove, "p", name, sent_before=time.time_ns())
+            if folder.renew("p", name) is None:
+                put(folder, b"data")
+            removal.result()
+            assert folder.size("p", name) == 4
+
+
+def test_a_blob_that_is_sent_again_while_unused_ones_are_removed_stays(
+    blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, unused = put(blobs, b"again"), put(blobs, b"never again")
+    listed = blobs.sent_before
+
+    def sent_again(project: str, at: int) -> Iterator[str]:
+        names = list(listed(project, at))
+        assert set(names) == {name, unused}
+        put(blobs, b"again")
+        return iter(names)
+
+    monkeypatch.setattr(blobs, "sent_before", sent_again)
+    with Store.open(empty_store(tmp_path / "store.db")) as store:
+        asked = delete_unused_blobs(store, "p", before=time.time_ns(), name="all")
+        assert carry_out(store, "p", asked.id, blobs=blobs).blobs == 1
+    assert (blobs.size("p", name), blobs.size("p", unused)) == (5, None)
+
+
+def test_a_blob_that_is_sent_again_after_its_episode_was_deleted_waits_for_an_event(
+    blobs: Blobs, tmp_path: Path
+) -> None:
+    again, own = put(blobs, b"again"), put(blobs, b"own")
+    with Store.open(empty_store(tmp_path / "store.db")) as store:
+        events = [make.episode("e"), make.blob("b0", again, episode="e"), make.blob("b1", own, episode="e")]
+        store.ingest("p", [posted(event) for event in events])
+        asked = delete_episode(store, "p", "e")
+        assert blobs.renew("p", again) == 5
+        assert carry_out(store, "p", asked.id, blobs=blobs).blobs == 1
+        assert (blobs.size("p", again), blobs.size("p", own)) == (5, None)
+        unused = delete_unused_blobs(store, "p", before=time.time_ns() + 10**9, name="all")
+        assert carry_out(store, "p", unused.id, blobs=blobs).blobs == 1
+    assert blobs.size("p", again) is None

@@ -2,8 +2,9 @@
 
 A SQLite store is copied by SQLite itself, some pages at a time, a PostgreSQL database row by row into the
 same tables; each inside one read transaction: what commits meanwhile neither waits for the copy nor is in it.
-The copy gets its name when it has been checked and is on disk, so what has the name is whole. Payloads lie
-beside it in `FILE.blobs`. It is a store that every verb opens, and becomes one on either database again.
+The copy gets its name when it has been checked and is on disk, its payloads before it, so what has the name
+is whole. Payloads lie beside it in `FILE.blobs`. It is a store that every verb opens, and becomes one on
+either database again. An attempt that was killed is made again by the same command.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -141,23 +142,21 @@ def _made(
 ) -> Copied:
     """A file, filled under another name and checked, with the payloads of a folder beside it."""
     place = blobs_of(target) if blobs_to is None else blobs_to
-    for there in (target, place):
-        if there.exists():
-            raise FileThere(path=str(there), hint="name another one, or move it away")
+    if target.exists():
+        raise FileThere(path=str(target), hint="name another one, or move it away")
     if not target.absolute().parent.is_dir():
         raise NoFolder(folder=str(target.absolute().parent), hint="make it first, or name another one")
     partial = target.with_name(f"{target.name}.partial")
-    with _unfinished(partial), _disk_errors(target):
+    with _payloads(place) as payloads, _unfinished(partial), _disk_errors(target):
         fill(partial)
         revision, positions = _checked(partial)
         size = partial.stat().st_size
         # After the rows: a payload that a row of the copy needs has either come by now, or had not then.
-        num_blobs, blob_bytes = _copy_blobs(blobs, blobs_of(partial)) if blobs is not None else (0, 0)
+        num_blobs, blob_bytes = payloads.copy(blobs) if blobs is not None else (0, 0)
         _sync(partial)
-        if num_blobs:
-            shutil.move(blobs_of(partial), place)
         os.rename(partial, target)
     sync_folder(target.absolute().parent)
+    payloads.end()
     return Copied(str(target), size, revision, positions, num_blobs, blob_bytes)
 
 
@@ -183,19 +182,23 @@ def _copy_from_server(url: str, partial: Path, *, heard: Heard) -> None:
 
 
 def _copy_to_server(file: Path, url: str, *, blobs: Path | None, heard: Heard) -> Copied:
-    if blobs is not None and blobs.exists():
-        raise FileThere(path=str(blobs), hint="name another one, or move it away")
     revision, positions = _checked(file)
     engine, backed_up = connect(url), connect(f"sqlite:///{file}", create=False)
     try:
-        with backed_up.connect() as source, engine.begin() as target:
+        with (
+            nullcontext(None) if blobs is None else _payloads(blobs) as payloads,
+            backed_up.connect() as source,
+            engine.begin() as target,
+        ):
             schema.require(source)
             schema.lock(target)
             if not schema.is_empty(target):
                 raise FileThere(url=url_to_show(url), hint="name a database that is empty")
             schema.create(target)
             copy_rows(source, target, heard=heard)
-            num_blobs, blob_bytes = (0, 0) if blobs is None else _copy_blobs(blobs_of(file), blobs)
+            num_blobs, blob_bytes = (0, 0) if payloads is None else payloads.copy(blobs_of(file))
+        if payloads is not None:
+            payloads.end()
     finally:
         engine.dispose()
         backed_up.dispose()
@@ -234,7 +237,6 @@ def _disk_errors(target: Path) -> Iterator[None]:
 def _remove(partial: Path) -> None:
     for suffix in ("", "-wal", "-shm", "-journal"):
         partial.with_name(partial.name + suffix).unlink(missing_ok=True)
-    shutil.rmtree(blobs_of(partial), ignore_errors=True)
 
 
 def _copy_pages(source: Path, partial: Path, *, heard: Heard) -> None:
@@ -277,20 +279,82 @@ def _checked(file: Path) -> tuple[str, dict[str, int]]:
     return revision, positions
 
 
-def _copy_blobs(source: Path, target: Path) -> tuple[int, int]:
-    """Copy every whole payload (a file whose name is its hash), each hashed on the way; how many, bytes."""
-    number = size = 0
-    if not source.is_dir():
-        return number, size
-    for file in sorted(source.glob("*/??/*")):
-        place = target / file.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        size += _copy_blob(file, place)
-        number += 1
-    for folder in [target, *target.rglob("*")] if number else []:
-        if folder.is_dir():
-            sync_folder(folder)
-    return number, size
+@contextmanager
+def _payloads(place: Path) -> Iterator[_Payloads]:
+    """The payloads of a copy that is being made; where that fails, what it has made of them goes.
+
+    Raises:
+        FileThere: there is such a folder, and not of an attempt that was killed.
+    """
+    payloads = _Payloads(place)
+    if place.exists() and not payloads.are_unfinished:
+        raise FileThere(path=str(place), hint="name another one, or move it away")
+    try:
+        yield payloads
+    except BaseException:
+        payloads.undo()
+        raise
+
+
+class _Payloads:
+    """A folder of payloads, marked from its first moment until the store that they belong to has its name.
+
+    Killed between, the next attempt knows by the mark that it may go on. It adds what is missing, and takes
+    nothing away: payloads have their hashes for names, so whatever else lies there does no harm.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._mark = place / "unfinished"
+        self._partial = place / "partial"
+        self._is_ours = False
+
+    @property
+    def are_unfinished(self) -> bool:
+        return self._mark.exists()
+
+    def copy(self, source: Path) -> tuple[int, int]:
+        """Copy every whole payload (a file whose name is its hash), each hashed on the way; how many, bytes.
+
+        On disk when it returns, with their names.
+        """
+        files = sorted(source.glob("*/??/*"))
+        if not files:
+            return 0, 0
+        self._begin()
+        size = 0
+        for file in files:
+            target = self._place / file.relative_to(source)
+            size += _copy_blob(file, self._partial)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(self._partial, target)
+        for folder in (self._place.absolute().parent, self._place, *self._place.rglob("*")):
+            if folder.is_dir():
+                sync_folder(folder)
+        return len(files), size
+
+    def end(self) -> None:
+        """The store has its name, durably."""
+        if self.are_unfinished:
+            self._partial.unlink(missing_ok=True)
+            self._mark.unlink()
+            sync_folder(self._place)
+
+    def undo(self) -> None:
+        """Remove the folder, if it was made here."""
+        if self._is_ours:
+            shutil.rmtree(self._place, ignore_errors=True)
+
+    def _begin(self) -> None:
+        # The folder gets its name with the mark in it.
+        making = self._place.with_name(f"{self._place.name}.partial")
+        if not self._place.exists():
+            shutil.rmtree(making, ignore_errors=True)
+            making.mkdir(parents=True)
+            (making / self._mark.name).touch()
+            sync_folder(making)
+            os.rename(making, self._place)
+            self._is_ours = True
 
 
 def _copy_blob(file: Path, place: Path) -> int:

@@ -34,6 +34,8 @@ from tracestore.store.transaction import Transaction
 What = Literal["episode", "project", "age", "content", "blobs"]
 State = Literal["erasing", "sweeping", "done"]
 
+_ALWAYS = 2**63 - 1
+"""A time before which everything was sent, nanoseconds UTC."""
 _OF_EPISODES = ("episode", "content")
 """Kinds of the tombstones that a deletion of episodes, or of their content, leaves."""
 _KEPT = frozenset(
@@ -384,9 +386,10 @@ def _erase(tx: Transaction, key: int, project: str, blobs: Blobs | None) -> None
     """One step: some rows of the next episode, or the end of erasing."""
     stone, episode = t.tombstone.c, t.episode.c
     this = (stone.project_id == tx.project_id, stone.deletion_key == key)
-    what = tx.connection.execute(
-        select(t.deletion.c.what).where(t.deletion.c.project_id == tx.project_id, t.deletion.c.key == key)
-    ).scalar_one()
+    c = t.deletion.c
+    what, asked_at = tx.connection.execute(
+        select(c.what, c.requested_at).where(c.project_id == tx.project_id, c.key == key)
+    ).one()
     if what == "project":
         _count(tx, key, _erase_project(tx, project, blobs), after="sweeping")
         return
@@ -403,7 +406,7 @@ def _erase(tx: Transaction, key: int, project: str, blobs: Blobs | None) -> None
         rewrite(tx, Scope("episode", found.id), stripped)
         erased = Erased(is_done=True)
     else:
-        erased = erase_some(tx, found.key, project=project, blobs=blobs)
+        erased = erase_some(tx, found.key, project=project, blobs=blobs, asked_at=asked_at)
     if erased.is_done:
         mine = (*this, stone.kind.in_(_OF_EPISODES), stone.id == found.id)
         tx.connection.execute(t.tombstone.update().where(*mine).values(erased_at=tx.now))
@@ -420,22 +423,24 @@ def _collect(store: Store, project: str, key: int, blobs: Blobs | None) -> None:
             select(c.before_at).where(c.project_id == project_id, c.key == key)
         ).scalar_one()
     # Of a project that is gone, all: what comes from now on is refused.
-    at = 2**63 - 1 if before is None else before
+    at = _ALWAYS if before is None else before
     names = [] if blobs is None else list(blobs.sent_before(project, at))
     for chunk in chunks(names):
         assert blobs is not None
-        step = partial(_collect_some, key=key, project=project, names=chunk, blobs=blobs)
+        step = partial(_collect_some, key=key, project=project, names=chunk, blobs=blobs, sent_before=at)
         store.perform(project, step).result()
     store.perform(project, lambda tx: _count(tx, key, Erased(is_done=True), after="done")).result()
 
 
-def _collect_some(tx: Transaction, *, key: int, project: str, names: Sequence[str], blobs: Blobs) -> None:
+def _collect_some(
+    tx: Transaction, *, key: int, project: str, names: Sequence[str], blobs: Blobs, sent_before: int
+) -> None:
     c = t.blob.c
     here = select(c.hash).where(c.project_id == tx.project_id, c.hash.in_(names))
     unused = sorted(set(names) - set(tx.connection.execute(here).scalars()))
-    for name in unused:
-        blobs.remove(project, name)
-    _count(tx, key, Erased(blobs=len(unused)), after="done")
+    # One that was sent again since the list was made is wanted: its event is on its way.
+    taken = sum(blobs.remove(project, name, sent_before=sent_before) for name in unused)
+    _count(tx, key, Erased(blobs=taken), after="done")
 
 
 def _count(tx: Transaction, key: int, erased: Erased, *, after: str, contents: int = 0) -> None:
@@ -491,7 +496,7 @@ def _erase_rows(
         erased.blobs = len(rows)
         for (hash_,) in rows:
             if blobs is not None:
-                blobs.remove(project, hash_)
+                blobs.remove(project, hash_, sent_before=_ALWAYS)
     tx.buffer.delete(table, rows if len(names) > 1 else [row[0] for row in rows])
     return erased
 

@@ -55,19 +55,29 @@ class Erased:
     is_done: bool = False
 
 
-def erase_some(tx: Transaction, episode_key: int, *, project: str, blobs: Blobs | None) -> Erased:
-    """Take some rows of an episode."""
-    return _Eraser(tx, episode_key, project, blobs).step()
+def erase_some(
+    tx: Transaction, episode_key: int, *, project: str, blobs: Blobs | None, asked_at: int
+) -> Erased:
+    """Take some rows of an episode.
+
+    Args:
+        asked_at: when the deletion was asked for, nanoseconds UTC. A blob that was sent since stays: an event
+            that names it may be on its way.
+    """
+    return _Eraser(tx, episode_key, project, blobs, asked_at).step()
 
 
 class _Eraser:
-    def __init__(self, tx: Transaction, episode_key: int, project: str, blobs: Blobs | None) -> None:
+    def __init__(
+        self, tx: Transaction, episode_key: int, project: str, blobs: Blobs | None, asked_at: int
+    ) -> None:
         self._run = tx.connection.execute
         self._tx = tx
         self._here = tx.project_id
         self._episode = episode_key
         self._project = project
         self._blobs = blobs
+        self._asked_at = asked_at
         self._erased = Erased()
 
     def step(self) -> Erased:
@@ -180,10 +190,11 @@ class _Eraser:
             blob, ref = t.blob.c, t.blob_ref.c
             still = (ref.project_id == self._here, ref.hash.in_(chunk))
             for name in sorted(set(chunk) - set(self._run(select(ref.hash).where(*still)).scalars())):
-                if self._blobs is not None:
-                    self._blobs.remove(self._project, name)
+                is_gone = self._blobs is None or self._blobs.remove(
+                    self._project, name, sent_before=self._asked_at
+                )
                 self._run(t.blob.delete().where(blob.project_id == self._here, blob.hash == name))
-                self._erased.blobs += 1
+                self._erased.blobs += is_gone
 
     # --- Rows -------------------------------------------------------------------------------------
 

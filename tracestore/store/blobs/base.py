@@ -70,7 +70,11 @@ class Blobs(Protocol):
         """The way in."""
 
     def size(self, project: str, name: str) -> int | None:
-        """Bytes of a blob that is there and will be there after a power cut; None where there is none."""
+        """Bytes of a blob that is there; None where there is none."""
+
+    def renew(self, project: str, name: str) -> int | None:
+        """`size` for whoever will not send a blob that is there: it will be there after a power cut, and
+        counts as sent now."""
 
     def sizes(self, project: str, names: Collection[str]) -> Mapping[str, int]:
         """Bytes of those blobs that are there."""
@@ -91,8 +95,12 @@ class Blobs(Protocol):
     def sent_before(self, project: str, at: int) -> Iterator[str]:
         """The blobs of a project that were last sent before a time, nanoseconds UTC."""
 
-    def remove(self, project: str, name: str) -> None:
-        """Take a blob away for good, or nothing where there is none; returns when that is durable."""
+    def remove(self, project: str, name: str, *, sent_before: int) -> bool:
+        """Take a blob away for good, unless it was sent or renewed at a time (nanoseconds UTC) or later.
+
+        Returns:
+            Whether there is none now; when it returns, that is durable.
+        """
 
 
 def folder_of(project: str) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tracestore.store.blobs.base import STEP, BlobNotFound, BlobStoreUnavailable, folder_of
@@ -24,12 +27,18 @@ class FolderBlobs:
 
     def size(self, project: str, name: str) -> int | None:
         with disk_errors(name):
-            file = self._file(project, name)
-            found = self._size(file)
-            if found is not None:
-                # Its name may be too young to be on disk, and whoever asks will not send it again.
-                self._sync(file)
+            return self._size(self._file(project, name))
+
+    def renew(self, project: str, name: str) -> int | None:
+        file = self._file(project, name)
+        with disk_errors(name), suppress(FileNotFoundError):
+            with _locked(file.parent):
+                found = file.stat().st_size
+                _touch(file)
+            # Its name may be too young to be on disk.
+            self._sync(file)
             return found
+        return None
 
     def sizes(self, project: str, names: Collection[str]) -> Mapping[str, int]:
         found = ((name, self._size(self._file(project, name))) for name in names)
@@ -54,7 +63,10 @@ class FolderBlobs:
     def keep(self, project: str, name: str, file: Path) -> None:
         target = self._file(project, name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(file, target)
+        with _locked(target.parent):
+            # Its last byte may have come long before: a resumed upload ends when its sender says so.
+            _touch(file)
+            os.rename(file, target)
         self._sync(target)
 
     def sent_before(self, project: str, at: int) -> Iterator[str]:
@@ -63,11 +75,15 @@ class FolderBlobs:
                 if file.stat().st_mtime_ns < at:
                     yield file.name
 
-    def remove(self, project: str, name: str) -> None:
+    def remove(self, project: str, name: str, *, sent_before: int) -> bool:
+        file = self._file(project, name)
         with disk_errors(name), suppress(FileNotFoundError):
-            file = self._file(project, name)
-            file.unlink()
+            with _locked(file.parent):
+                if file.stat().st_mtime_ns >= sent_before:
+                    return False
+                file.unlink()
             sync_folder(file.parent)
+        return True
 
     def _file(self, project: str, name: str) -> Path:
         return self._folder / folder_of(project) / name[:2] / name
@@ -85,3 +101,25 @@ class FolderBlobs:
         # Who may not read the folder above has not made this one in it.
         with suppress(PermissionError):
             sync_folder(self._folder.parent)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Nobody else, in whatever process of this host, keeps, renews or removes a blob of this folder."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _touch(file: Path) -> None:
+    """Sent now, by the clock that dates deletions: the stamps of the kernel may lie behind it."""
+    now = time.time_ns()
+    try:
+        os.utime(file, ns=(now, now))
+    except OSError as error:
+        # Where this process may only read, it is asked by readers alone.
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise

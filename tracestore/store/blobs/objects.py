@@ -2,12 +2,17 @@
 
 By boto3, which aborts a multipart upload that fails. A stream of pyarrow's file system can only be closed,
 and that makes an object of whatever it got.
+
+When the upload to the bucket began is written on the object, by the clock of the server that kept it: a
+bucket's own time is in seconds. A bucket has no removal by that condition, so between the look at an object
+and its removal lies one request, in which it may be sent again and be gone.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -30,6 +35,8 @@ except ImportError as error:
 
 _PARAMETERS = frozenset({"endpoint", "region"})
 _ASK_AT_ONCE = 16
+_SENT_AT = "sent-at"
+"""Metadata of an object: nanoseconds UTC."""
 _TRANSFER = TransferConfig(multipart_chunksize=16 * 2**20, multipart_threshold=16 * 2**20, max_concurrency=4)
 """At most 64 MiB in memory for one upload."""
 
@@ -94,6 +101,24 @@ class ObjectBlobs:
                 raise
             return int(found["ContentLength"])
 
+    def renew(self, project: str, name: str) -> int | None:
+        """The object is copied onto itself, by the bucket: a time cannot be written on one that is there."""
+        key = self._key(project, name)
+        with _object_errors(name):
+            try:
+                self._client.copy(
+                    {"Bucket": self._bucket, "Key": key},
+                    self._bucket,
+                    key,
+                    ExtraArgs={"MetadataDirective": "REPLACE", **_sent_now()},
+                    Config=_TRANSFER,
+                )
+            except ClientError as error:
+                if _status(error) == 404:
+                    return None
+                raise
+        return self.size(project, name)
+
     def sizes(self, project: str, names: Collection[str]) -> Mapping[str, int]:
         with ThreadPoolExecutor(_ASK_AT_ONCE) as pool:
             found = zip(names, pool.map(lambda name: self.size(project, name), names), strict=True)
@@ -116,7 +141,9 @@ class ObjectBlobs:
 
     def keep(self, project: str, name: str, file: Path) -> None:
         with _object_errors(name):
-            self._client.upload_file(str(file), self._bucket, self._key(project, name), Config=_TRANSFER)
+            self._client.upload_file(
+                str(file), self._bucket, self._key(project, name), ExtraArgs=_sent_now(), Config=_TRANSFER
+            )
 
     def sent_before(self, project: str, at: int) -> Iterator[str]:
         prefix = self._key(project, "")
@@ -126,12 +153,32 @@ class ObjectBlobs:
                 if found["LastModified"].timestamp() * 10**9 < at:
                     yield found["Key"].removeprefix(prefix)
 
-    def remove(self, project: str, name: str) -> None:
+    def remove(self, project: str, name: str, *, sent_before: int) -> bool:
+        this = {"Bucket": self._bucket, "Key": self._key(project, name)}
         with _object_errors(name):
-            self._client.delete_object(Bucket=self._bucket, Key=self._key(project, name))
+            try:
+                found = self._client.head_object(**this)
+            except ClientError as error:
+                if _status(error) == 404:
+                    return True
+                raise
+            if _sent_at(found) >= sent_before:
+                return False
+            self._client.delete_object(**this)
+            return True
 
     def _key(self, project: str, name: str) -> str:
         return f"{self._prefix}{folder_of(project)}/{name}"
+
+
+def _sent_now() -> dict[str, dict[str, str]]:
+    return {"Metadata": {_SENT_AT: str(time.time_ns())}}
+
+
+def _sent_at(found: Mapping[str, Any]) -> int:
+    """When an object was sent, nanoseconds UTC; the bucket's own time where nothing is written on it."""
+    stated: str = found["Metadata"].get(_SENT_AT, "")
+    return int(stated) if stated.isdecimal() else int(found["LastModified"].timestamp()) * 10**9
 
 
 def _waiting_room() -> Path:
