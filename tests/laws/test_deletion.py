@@ -80,13 +80,13 @@ def _delete_and_compare(store: Store, data: st.DataObject) -> None:
     later = data.draw(st.booleans())
     order = sorted(stories, key=lambda name: (later and name not in doomed, name))
     for name in order:
-        if later and name not in doomed and not unfinished(store):
+        if later and name not in doomed and not _is_asked(store, gone):
             _ask(store, gone, doomed)
         for batch in data.draw(deliveries(stories[name])):
             _post(store, gone, batch)
             # A group is no part of its episodes.
             _post(store, kept, [event for event in batch if name not in doomed or event.kind == "group"])
-    if not unfinished(store):
+    if not _is_asked(store, gone):
         _ask(store, gone, doomed)
     _carry_out_with_kills(store, data)
     assert verify(store, gone).problems == ()
@@ -101,6 +101,11 @@ def _delete_and_compare(store: Store, data: st.DataObject) -> None:
         outcomes = store.ingest(gone, [posted(event) for event in again])
         assert {outcome.status for outcome in outcomes} <= {"deleted"}
     assert _difference(store, gone, kept) == {}
+
+
+def _is_asked(store: Store, project: str) -> bool:
+    """Of this project alone: an example that Hypothesis breaks off leaves its own deletion unfinished."""
+    return any(name == project for name, _ in unfinished(store))
 
 
 def _ask(store: Store, project: str, doomed: set[str]) -> None:

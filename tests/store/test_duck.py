@@ -28,7 +28,7 @@ from tracestore.store.duck import (
     database,
     run_sql,
 )
-from tracestore.store.duck_child import StoreUnreadable, _attach, _Copy
+from tracestore.store.duck_child import StoreUnreadable, _attach, _Copy, _load
 from tracestore.store.engine import BadUrl
 from tracestore.store.schema import view_statements
 from tracestore.store.sql_formats import NotWritten, rows
@@ -84,6 +84,17 @@ def test_every_view_has_the_same_rows_as_on_sqlite(url: str, whole: SqlResult) -
     assert {row[2] for row in whole.rows} == {"p"}
 
 
+def test_rows_are_counted_of_which_nothing_is_read(url: str, whole: SqlResult) -> None:
+    counts = " UNION ALL ".join(f"SELECT '{name}', count(*) FROM {name}" for name in view_statements())
+    assert dict(run_sql(url, "p", counts).rows) == Counter(row[0] for row in whole.rows)
+
+
+def test_a_wrong_name_is_told_with_the_right_ones(url: str) -> None:
+    """Though no column but the wrong one would be copied."""
+    with pytest.raises(SqlFailed, match="purpose"):
+        run_sql(url, "p", "SELECT purpos FROM calls")
+
+
 def test_rows_that_the_database_finds_by_an_id_are_those_of_the_whole_view(
     url: str, whole: SqlResult
 ) -> None:
@@ -111,6 +122,7 @@ def test_everything_is_copied_as_of_one_commit(tmp_path: Path, kind: str) -> Non
         f"CREATE TABLE call (project_id BIGINT, key BIGINT, PRIMARY KEY (project_id, key)) {kind}; {row}"
     )
     with duckdb.connect() as connection:
+        _load(connection, "sqlite")
         _attach(connection, "sqlite", str(file))
         connection.execute("BEGIN")
         copy = _Copy(connection, is_postgresql=False, project="p")
@@ -191,12 +203,15 @@ def test_a_scanner_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("tracestore.store.duck_child.import_module", missing)
     with duckdb.connect() as connection, pytest.raises(StoreUnreadable, match="duckdb-extension-postgres-sc"):
-        _attach(connection, "postgres", "x")
+        _load(connection, "postgres")
 
 
 def test_the_process_of_a_query_loads_no_store() -> None:
-    """Every query pays for what its process imports; SQLAlchemy and the wire's models take a second."""
-    loaded = "sys.modules.keys() & {'sqlalchemy', 'pydantic'}"
+    """Every query pays for what its process imports; SQLAlchemy and the wire's models take a second.
+
+    pyarrow comes later, when it can come without numpy.
+    """
+    loaded = "sys.modules.keys() & {'sqlalchemy', 'pydantic', 'pyarrow', 'numpy', 'zstandard'}"
     script = f"import sys, tracestore.store.duck_child; print(*sorted({loaded}))"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout == "\n"

@@ -269,12 +269,28 @@ def test_a_rejected_candidate_keeps_its_score_and_its_flag(store: Store) -> None
     )
     got = rows(store, "SELECT * FROM candidates ORDER BY candidate_set_id, member")
     assert [(r["candidate_set_id"], r["completion"], r["score"], r["selected"]) for r in got] == [
-        ("set1", 0, 0.1, 0),
+        ("set1", 0, 0.1, 1),
         ("set1", 1, 0.4, 0),
         ("set1", 2, 0.9, 1),
         ("set2", 0, None, None),
     ]
     assert {r["treatment"] for r in got[:3]} == {"negative"}
+
+
+def test_what_selections_say_does_not_depend_on_which_came_last(store: Store) -> None:
+    """Each chooses; scores and treatment are those of the last by id; one beyond the set counts for nothing."""
+    said = [
+        make.selection("sel0", "set1", 0, scores={0: 0.2, 1: 0.3}, treatment="exclude"),
+        make.selection("sel1", "set1", 1, scores={1: 0.7}, treatment="negative"),
+        make.selection("sel2", "set1", 2, scores={0: 0.9}, treatment="shared"),
+    ]
+    members = make.member("c0", 0), make.member("c0", 1)
+    opening = [call("c0", [user("u")], "a", "b"), make.candidate_set("set1", *members)]
+    query = "SELECT member, score, selected, treatment FROM candidates WHERE project = ? ORDER BY member"
+    for name, order in (("p1", said), ("p2", said[::-1])):
+        store.ingest(name, [make.posted(event) for event in (*opening, *order)])
+        got = rows(store, query.replace("?", f"'{name}'"))
+        assert [tuple(row.values()) for row in got] == [(0, 0.2, 1, "negative"), (1, 0.7, 1, "negative")]
 
 
 def test_compaction_loss_counts_what_went(store: Store) -> None:

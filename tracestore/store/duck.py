@@ -4,8 +4,8 @@ The child is the only process that opens the database through DuckDB, and it nev
 in one process, closing DuckDB's handle would drop SQLite's POSIX locks, and acknowledged rows could be lost.
 DuckDB does not recurse over an attached database either (minutes instead of a second): the child copies what
 the query needs, of one project, and lets go of the database before the SQL runs. Of a view that it names rows
-of by id (`sql_filters`) that is those, as the database itself finds them, else the narrow columns of its
-tables. Exported shards and Parquet are read where they lie.
+of by id (`sql_filters`) that is those, as the database itself finds them, else the columns of its tables that
+what it reads of the view is made of (`sql_columns`). Exported shards and Parquet are read where they lie.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Boolean, LargeBinary, make_url
+from sqlalchemy import BigInteger, Boolean, Double, LargeBinary, Text, make_url
 
 from tracestore.errors import TracestoreError
 from tracestore.store.engine import BadUrl
@@ -30,6 +31,7 @@ from tracestore.store.schema import view_statements
 from tracestore.store.sql_filters import FOUND_BY
 from tracestore.store.sql_guard import SqlRefused
 from tracestore.store.tables import KEY_BITS, metadata
+from tracestore.store.types import ExactText
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,8 +52,11 @@ __all__ = [
 _NICENESS = 10
 """Of the child: recording goes before questions."""
 
-_OF_WHOLE_PROJECTS = {"critical_steps", "compaction_messages"}
-"""Views that walk all of a project, whatever is asked: DuckDB does so faster than the databases."""
+_FOUND_WHOLE = ["compaction_messages"]
+"""Views of which the database finds the rows also where all of a project are asked: it walks paths by its
+indexes, where DuckDB would pair every call with every message."""
+
+_TYPES = {BigInteger: "BIGINT", Boolean: "BOOLEAN", Double: "DOUBLE", Text: "VARCHAR", ExactText: "VARCHAR"}
 
 Source = Mapping[str, Any]
 """What is asked, as the child takes it: made by `database`, `shards` or `parquet`."""
@@ -130,7 +135,8 @@ def database(url: str, project: str) -> Source:
         "project": project,
         "views": view_statements(),
         "found_by": _found_by(),
-        "tables": _narrow_columns(),
+        "found_whole": _FOUND_WHOLE,
+        "tables": _column_types(),
         "key_bits": KEY_BITS,
     }
 
@@ -238,6 +244,8 @@ def run_sql_arrow(
 
 
 def _answer(url: str, project: str, sql: str, limits: SqlLimits) -> SqlAnswer:
+    # While the child works: to import it takes as long as a small query.
+    Thread(target=import_module, args=("pyarrow",)).start()
     return SqlQuery(database(url, project), sql, limits=limits).answer()
 
 
@@ -258,16 +266,14 @@ def _table_of(answer: SqlAnswer) -> pa.Table:
 
 
 @cache
-def _narrow_columns() -> dict[str, str]:
-    """What the child copies of each table, as a SELECT list: all but bytes. It loads no schema of its own."""
+def _column_types() -> dict[str, dict[str, str]]:
+    """The columns of each table that the child may copy, with DuckDB's types: all but bytes."""
     return {
-        table.name: ", ".join(
-            f'CAST("{column.name}" AS BOOLEAN) AS "{column.name}"'
-            if isinstance(column.type, Boolean)
-            else f'"{column.name}"'
+        table.name: {
+            column.name: next(name for kind, name in _TYPES.items() if isinstance(column.type, kind))
             for column in table.columns
             if not isinstance(column.type, LargeBinary)
-        )
+        }
         for table in metadata.tables.values()
     }
 
@@ -278,7 +284,6 @@ def _found_by() -> dict[str, list[str]]:
     return {
         name: [column for column in FOUND_BY if re.search(rf"\bAS {column}\b", statement)]
         for name, statement in view_statements().items()
-        if name not in _OF_WHOLE_PROJECTS
     }
 
 

@@ -1,7 +1,7 @@
 """The child of `duck.SqlQuery`: request on stdin; on stdout what came out and the rows; errors on stderr.
 
 Nothing here may open the database through sqlite3. Every query pays for what this module imports, so what is
-known of the schema comes with the request.
+known of the schema comes with the request, and pyarrow comes when `main` has seen to it that it comes alone.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
-import pyarrow as pa
 from duckdb.func import FunctionNullHandling, PythonUDFType
 
 from tracestore.errors import TracestoreError
-from tracestore.store.codec import decompress
+from tracestore.store.sql_columns import Node, columns_of, mentioned, narrowed, tables_of
 from tracestore.store.sql_filters import Ids, needed
-from tracestore.store.sql_formats import write
 from tracestore.store.sql_guard import SqlRefused, check
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _TEXT = "message_text"
 _BESIDE_MB = 1024
@@ -64,6 +65,12 @@ class StoreUnreadable(TracestoreError):
 
 def main() -> int:
     request = json.load(sys.stdin)
+    if not _reads_texts(request["sql"]):
+        # pyarrow imports it wherever it is installed, which takes longer than all other imports together, and
+        # does without; DuckDB wants it for functions that are written in Python.
+        sys.modules["numpy"] = None  # type: ignore[assignment]
+    import pyarrow as pa
+
     limits = request["limits"]
     _end_with(request.pop("parent"), timeout_s=limits["timeout_s"])
     _cap_memory(limits["memory_mb"] + limits["answer_bytes"] // 2**20)
@@ -107,7 +114,8 @@ def answer(
     if "\x00" in sql:
         # What is parsed would end there, and be another statement than what is run.
         raise SqlRefused(hint="SQL has no NUL character")
-    connection = duckdb.connect()
+    # The scanners come in wheels, as this module does; to check their signatures takes longer than the rest.
+    connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
     connection.execute("SET autoinstall_known_extensions = false")
     connection.execute("SET autoload_known_extensions = false")
     connection.execute("SET python_enable_replacements = false")
@@ -117,8 +125,11 @@ def answer(
     serialized = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchone()
     assert serialized is not None
     _OPENERS[source["kind"]](connection, source, sql=sql, serialized=serialized[0])
+    connection.execute("SET allow_unsigned_extensions = false")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
+    from tracestore.store.sql_formats import write
+
     reader = connection.execute(sql).to_arrow_reader(1024)
     table, truncated = _first(reader, max_rows=limits["max_rows"], max_bytes=limits["answer_bytes"])
     head = {"num_rows": table.num_rows, "truncated": truncated}
@@ -127,6 +138,8 @@ def answer(
 
 def _first(reader: pa.RecordBatchReader, *, max_rows: int, max_bytes: int) -> tuple[pa.Table, bool]:
     """The first rows, and whether there are more."""
+    import pyarrow as pa
+
     batches: list[pa.RecordBatch] = []
     num_rows = size = 0
     truncated = False
@@ -148,46 +161,98 @@ def _first(reader: pa.RecordBatchReader, *, max_rows: int, max_bytes: int) -> tu
 def _open_database(
     connection: duckdb.DuckDBPyConnection, source: Mapping[str, Any], *, sql: str, serialized: str
 ) -> None:
-    """The views that a query reads, over copies of what they need; then the database is let go.
+    """The views that a query reads, over copies of what it needs of them; then the database is let go.
 
-    Of a view of which a few ids are asked the database itself finds the rows; of the others whole tables are
-    copied.
+    Of a view of which a few ids are asked the database itself finds the rows; of the others the columns of
+    tables that matter are copied.
     """
-    views = source["views"]
-    used = check(serialized, views=views)
-    few = _few(serialized, source["found_by"])
-    many = used - few.keys()
-    tables, whole = _tables_of(views[name] for name in used), _tables_of(views[name] for name in many)
+    used = check(serialized, views=source["views"])
+    reads_texts = _reads_texts(sql)
+    if not used and not reads_texts:
+        return
+    by_ids = _few(serialized, source["found_by"])
+    few = {name: by_ids.get(name) for name in used if name in by_ids or name in source["found_whole"]}
+    views = {name: source["views"][name].partition(" AS\n")[2] for name in used}
+    parsed = {name: _parsed(connection, view) for name, view in views.items()}
+    columns = mentioned(
+        json.loads(serialized), views={name: columns_of(view) for name, view in parsed.items()}
+    )
+    dictionaries = _declare_texts(connection) if reads_texts else None
+    _declare(connection, views, parsed, source["tables"])
     is_postgresql = source["kind"] == "postgresql"
-    try:
-        if is_postgresql:
-            _attach(connection, "postgres", source["where"])
-        else:
-            _attach(connection, "sqlite", source["where"])
+    scanner = "postgres" if is_postgresql else "sqlite"
+    _load(connection, scanner)
+    with _untold_errors():
+        _attach(connection, scanner, source["where"])
+    # From here on DuckDB sees the query, if only to understand it.
+    connection.execute("SET enable_external_access = false")
+    # What is wrong with the query is found before anything is copied, and told by all the columns there are.
+    bound = connection.sql(sql)
+    found = {
+        name: connection.sql(f"SELECT {_listed(columns[name] or columns_of(parsed[name])[:1])} FROM {name}")
+        for name in few
+    }
+    for name in used:
+        connection.execute(f"DROP VIEW {name}")
+    narrow = {name: narrowed(view, columns[name]) for name, view in parsed.items() if name not in few}
+    with _untold_errors():
         # One transaction: everything is copied as of the same commit.
         connection.execute("BEGIN")
         copy = _Copy(connection, is_postgresql=is_postgresql, project=source["project"])
-        for table, columns in source["tables"].items():
-            if table in tables:
-                copy.table(table, columns, is_empty=table not in whole)
-        if _TEXT in sql.lower():
-            _copy_texts(connection, copy, source["key_bits"])
+        for table, types in _to_copy(narrow.values(), source["tables"]).items():
+            copy.table(table, _select_list(types))
+        if dictionaries is not None:
+            _copy_texts(copy, dictionaries, source["key_bits"])
         if is_postgresql:
             # Its binary one knows no parameters.
             connection.execute("SET pg_use_text_protocol = true")
         for name, ids in few.items():
-            copy.view(name, views[name], ids)
+            copy.view(name, dict(zip(found[name].columns, found[name].types, strict=True)), ids)
         connection.execute("COMMIT")
         connection.execute("DETACH store")
+    for name, tree in narrow.items():
+        connection.execute(f"CREATE VIEW {name} AS {_sql(connection, tree)}")
+    rebound = connection.sql(sql)
+    assert (rebound.columns, rebound.types) == (bound.columns, bound.types), "a column was left out"
+
+
+@contextmanager
+def _untold_errors() -> Iterator[None]:
+    """Those of a database name hosts, users and files, and whoever asks may be a tenant."""
+    try:
+        yield
+    except duckdb.OutOfMemoryException:
+        raise
     except duckdb.Error as error:
-        if isinstance(error, duckdb.OutOfMemoryException):
-            raise
-        # Its text names hosts, users and files, and whoever asks may be a tenant.
         raise StoreUnreadable(
             error=type(error).__name__, hint="is the database there, and does it answer?"
         ) from None
-    for name in many:
-        connection.execute(views[name])
+
+
+def _declare(
+    connection: duckdb.DuckDBPyConnection,
+    views: Mapping[str, str],
+    parsed: Mapping[str, Node],
+    tables: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Views over tables without a row."""
+    for table in set().union(*(tables_of(view, tables=tables) for view in parsed.values())):
+        listed = ", ".join(f'"{name}" {type_}' for name, type_ in tables[table].items())
+        connection.execute(f"CREATE TABLE {table} ({listed})")
+    for name, view in views.items():
+        connection.execute(f"CREATE VIEW {name} AS {view}")
+
+
+def _parsed(connection: duckdb.DuckDBPyConnection, select: str) -> Any:
+    row = connection.execute("SELECT json_serialize_sql(?)", [select]).fetchone()
+    assert row is not None
+    return json.loads(row[0])
+
+
+def _sql(connection: duckdb.DuckDBPyConnection, tree: Node) -> str:
+    row = connection.execute("SELECT json_deserialize_sql(?)", [json.dumps(tree)]).fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def _few(serialized: str, found_by: Mapping[str, Any]) -> dict[str, Ids]:
@@ -198,21 +263,41 @@ def _few(serialized: str, found_by: Mapping[str, Any]) -> dict[str, Ids]:
         raise SqlRefused(hint="the SQL is nested too deep") from None
 
 
-def _tables_of(statements: Iterable[str]) -> set[str]:
-    """The tables that views read, among other names."""
-    names = {name for sql in statements for name in re.findall(r"(?:FROM|JOIN)\s+(\w+)", sql)}
-    return names | {"project"}
+def _to_copy(views: Iterable[Node], tables: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """Of each table that views read the columns that they read, with their types."""
+    found: dict[str, dict[str, str]] = {}
+    for view in views:
+        for table, columns in tables_of(view, tables=tables).items():
+            found.setdefault(table, {}).update({name: tables[table][name] for name in columns})
+    return found
+
+
+def _select_list(types: Mapping[str, str]) -> str:
+    """Columns of a table; the databases have claims as numbers."""
+    return ", ".join(
+        f'CAST("{name}" AS BOOLEAN) AS "{name}"' if type_ == "BOOLEAN" else f'"{name}"'
+        for name, type_ in types.items()
+    )
+
+
+def _load(connection: duckdb.DuckDBPyConnection, kind: str) -> None:
+    """Load the extension that came in a wheel.
+
+    Raises:
+        StoreUnreadable: its wheel is not installed.
+    """
+    try:
+        wheel = import_module(f"duckdb_extension_{kind}_scanner").__file__
+    except ModuleNotFoundError as missing:
+        raise StoreUnreadable(hint=f"pip install {str(missing.name).replace('_', '-')}") from missing
+    assert wheel is not None
+    (library,) = Path(wheel).parent.glob(f"extensions/*/{kind}_scanner.duckdb_extension")
+    connection.execute(f"LOAD '{_quoted(str(library))}'")
+    connection.execute("SET allow_unsigned_extensions = false")
 
 
 def _attach(connection: duckdb.DuckDBPyConnection, kind: str, where: str) -> None:
-    """Attach a database, read-only, through the extension that came in a wheel."""
-    try:
-        package = import_module(f"duckdb_extension_{kind}_scanner")
-    except ModuleNotFoundError as missing:
-        raise StoreUnreadable(hint=f"pip install {str(missing.name).replace('_', '-')}") from missing
-    with as_file(files(package) / "extensions") as folder:
-        (library,) = folder.glob(f"*/{kind}_scanner.duckdb_extension")
-        connection.execute(f"LOAD '{_quoted(str(library))}'")
+    """Attach a database, read-only."""
     if kind == "sqlite":
         # Otherwise each thread of a scan reads through a connection, and as of a commit, of its own.
         connection.execute("SET sqlite_disable_multithreaded_scans = true")
@@ -229,26 +314,25 @@ class _Copy:
         found = self.rows("SELECT project_id FROM {project} WHERE name = " + f"'{_quoted(project)}'")
         self.project_id = int(found[0][0]) if found else -1
 
-    def table(self, name: str, columns: str, *, as_: str | None = None, is_empty: bool = False) -> None:
+    def table(self, name: str, columns: str, *, as_: str | None = None) -> None:
         """Copy columns of a table, given as a SELECT list."""
-        limit = " LIMIT 0" if is_empty else ""
-        select = f"SELECT {columns} FROM {{{name}}} WHERE project_id = {self.project_id}{limit}"
-        self._connection.execute(f"CREATE TABLE {as_ or name} AS {self._source(select)}")
+        select = f"SELECT {columns} FROM {{{name}}} WHERE project_id = {self.project_id}"
+        self._connection.execute(f"CREATE OR REPLACE TABLE {as_ or name} AS {self._source(select)}")
 
-    def view(self, name: str, statement: str, ids: Ids) -> None:
-        """Copy the rows of a view that have these ids, whose tables were copied, if only empty ones."""
-        body = statement.partition(" AS\n")[2]
-        self._connection.execute(f"CREATE TABLE {name} AS SELECT * FROM ({body}) LIMIT 0")
-        if ids.values:
-            described = self._connection.execute(f"DESCRIBE {name}").fetchall()
-            columns = ", ".join(self._exact(column, type_) for column, type_, *_ in described)
-            project, *marks = (self._mark(number) for number in range(1, len(ids.values) + 2))
-            where = f"project = {project} AND {ids.column} IN ({', '.join(marks)})"
-            query = "postgres_query" if self._is_postgresql else "sqlite_query"
-            self._connection.execute(
-                f"INSERT INTO {name} FROM {query}('store', ?, params := row(?{', ?' * len(marks)}))",
-                [f"SELECT {columns} FROM {name} WHERE {where}", self._project, *ids.values],
-            )
+    def view(self, name: str, types: Mapping[str, Any], ids: Ids | None) -> None:
+        """Copy columns of the rows of a view that have these ids; None: of all of the project."""
+        listed = ", ".join(f'"{column}" {type_}' for column, type_ in types.items())
+        self._connection.execute(f"CREATE TABLE {name} ({listed})")
+        if ids is not None and not ids.values:
+            return
+        columns = ", ".join(self._exact(column, str(type_)) for column, type_ in types.items())
+        project, *marks = (self._mark(number) for number in range(1, len(ids.values if ids else ()) + 2))
+        where = f"project = {project}" + (f" AND {ids.column} IN ({', '.join(marks)})" if ids else "")
+        query = "postgres_query" if self._is_postgresql else "sqlite_query"
+        self._connection.execute(
+            f"INSERT INTO {name} FROM {query}('store', ?, params := row(?{', ?' * len(marks)}))",
+            [f"SELECT {columns} FROM {name} WHERE {where}", self._project, *(ids.values if ids else ())],
+        )
 
     def rows(self, select: str) -> list[tuple[Any, ...]]:
         return self._connection.execute(self._source(select)).fetchall()
@@ -256,8 +340,8 @@ class _Copy:
     def _exact(self, column: str, type_: str) -> str:
         # The scanner of SQLite gives what a query finds as text, of which SQLite writes 15 digits.
         if self._is_postgresql or type_ != "DOUBLE":
-            return column
-        return f"CASE WHEN {column} IS NOT NULL THEN printf('%!.20g', {column}) END"
+            return f'"{column}"'
+        return f'CASE WHEN "{column}" IS NOT NULL THEN printf(\'%!.20g\', "{column}") END'
 
     def _mark(self, number: int) -> str:
         return f"${number}" if self._is_postgresql else f"?{number}"
@@ -270,12 +354,13 @@ class _Copy:
         return f"FROM postgres_query('store', '{_quoted(re.sub(r'[{}]', '', select))}')"
 
 
-def _copy_texts(connection: duckdb.DuckDBPyConnection, copy: _Copy, key_bits: int) -> None:
-    """The bodies of contents, and the function that reads them."""
-    first = copy.project_id << key_bits
-    copy.table("content", f"{first} | key AS content_id, codec, data, dictionary_key", as_="content_body")
-    found = copy.rows(f"SELECT key, data FROM {{dictionary}} WHERE project_id = {copy.project_id}")
-    dictionaries: dict[int | None, bytes | None] = {None: None, **dict(found)}
+def _reads_texts(sql: str) -> bool:
+    return _TEXT in sql.lower()
+
+
+def _declare_texts(connection: duckdb.DuckDBPyConnection) -> dict[int | None, bytes | None]:
+    """The function that reads the bodies of contents, of which there are none yet; its dictionaries."""
+    dictionaries: dict[int | None, bytes | None] = {None: None}
     connection.create_function(
         "text_of_body",
         partial(_text_of_body, dictionaries),
@@ -285,15 +370,30 @@ def _copy_texts(connection: duckdb.DuckDBPyConnection, copy: _Copy, key_bits: in
         null_handling=FunctionNullHandling.SPECIAL,
     )
     connection.execute(
+        "CREATE TABLE content_body (content_id BIGINT, codec VARCHAR, data BLOB, dictionary_key BIGINT)"
+    )
+    connection.execute(
         f"CREATE MACRO {_TEXT}(id) AS (SELECT text_of_body(b.codec, b.data, b.dictionary_key) "
         "FROM content_body b WHERE b.content_id = id)"
     )
+    return dictionaries
+
+
+def _copy_texts(copy: _Copy, dictionaries: dict[int | None, bytes | None], key_bits: int) -> None:
+    """The bodies of contents, and what they were compressed with."""
+    first = copy.project_id << key_bits
+    copy.table("content", f"{first} | key AS content_id, codec, data, dictionary_key", as_="content_body")
+    found = copy.rows(f"SELECT key, data FROM {{dictionary}} WHERE project_id = {copy.project_id}")
+    dictionaries.update(dict(found))
 
 
 def _text_of_body(
     dictionaries: Mapping[int | None, bytes | None], codecs: Any, bodies: Any, keys: Any
-) -> pa.Array:
+) -> Any:
     # Most queries read no text, and pay nothing for it.
+    import pyarrow as pa
+
+    from tracestore.store.codec import decompress
     from tracestore.store.text import readable
 
     rows = zip(codecs.to_pylist(), bodies.to_pylist(), keys.to_pylist(), strict=True)
@@ -346,6 +446,10 @@ _OPENERS = {
     "parquet": _open_parquet,
     "shards": _open_shards,
 }
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def _quoted(text: str) -> str:

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tracestore.store.sql_columns import objects
 from tracestore.store.sql_guard import folded
 
 FOUND_BY = ("call_id", "episode_id")
@@ -58,7 +59,7 @@ def needed(statement: Node, *, columns: Mapping[str, Sequence[str]]) -> dict[str
     """
     limits: dict[int, dict[str, frozenset[str]]] = {}
     references: dict[str, list[int]] = defaultdict(list)
-    for node in _objects(statement):
+    for node in objects(statement):
         if node.get("type") == "SELECT_NODE":
             limits |= _of_select(node, columns)
         if node.get("type") == "BASE_TABLE" and _view(node) in columns:
@@ -217,14 +218,3 @@ def _texts(nodes: Iterable[Node]) -> frozenset[str] | None:
             return None
         found.add(value["value"])
     return frozenset(found)
-
-
-def _objects(tree: Any) -> Iterator[Node]:
-    stack = [tree]
-    while stack:
-        here = stack.pop()
-        if isinstance(here, list):
-            stack += here
-        elif isinstance(here, dict):
-            yield here
-            stack += here.values()

@@ -364,13 +364,31 @@ SELECT p.name AS project,
       WHERE q.project_id = m.project_id AND q.link_call_key = m.call_key
         AND q.link_completion = m.completion AND q.link_exact);
 
--- Candidates: the members of each candidate set. `selected` and `continued` follow the set's last selection
--- and are NULL before there is one; `continued` is NULL where the harness did not tell it apart.
+-- Candidates: the members of each candidate set. A member is `selected` when any of the set's selections chose it,
+-- and NULL before there is one; `continued` in the same way, NULL where the harness did not tell it apart. A
+-- selection that chose a member which the set lacks counts for nothing. `score` and what is said of the selection
+-- are of the last one by id that says it.
 CREATE VIEW candidates AS
-WITH last_selection (project_id, candidate_set_key, selection_key) AS (
-  SELECT project_id, candidate_set_key, max(key)
-    FROM candidate_selection
-   GROUP BY project_id, candidate_set_key
+WITH valid (project_id, candidate_set_key, selection_key, id) AS (
+  SELECT x.project_id, x.candidate_set_key, x.key, x.id
+    FROM candidate_selection x
+   WHERE NOT EXISTS (
+     SELECT 1 FROM candidate_choice h
+      WHERE h.project_id = x.project_id AND h.candidate_selection_key = x.key AND h.part = 'selected'
+        AND NOT EXISTS (
+          SELECT 1 FROM candidate_member m
+           WHERE m.project_id = x.project_id AND m.candidate_set_key = x.candidate_set_key
+             AND m.member = h.member))
+), said (project_id, candidate_set_key, part, member, score, place) AS (
+  SELECT v.project_id, v.candidate_set_key, h.part, h.member, h.score,
+         row_number() OVER (
+           PARTITION BY v.project_id, v.candidate_set_key, h.part, h.member ORDER BY v.id DESC)
+    FROM valid v
+    JOIN candidate_choice h ON h.project_id = v.project_id AND h.candidate_selection_key = v.selection_key
+), last_selection (project_id, candidate_set_key, selection_key, place) AS (
+  SELECT v.project_id, v.candidate_set_key, v.selection_key,
+         row_number() OVER (PARTITION BY v.project_id, v.candidate_set_key ORDER BY v.id DESC)
+    FROM valid v
 )
 SELECT p.name AS project,
        e.id AS episode_id,
@@ -382,21 +400,20 @@ SELECT p.name AS project,
        CASE WHEN m.call_key IS NOT NULL THEN coalesce(m.completion, 0) END AS completion,
        ma.id AS member_agent_id,
        coalesce(
-         (SELECT max(h.score) FROM candidate_choice h
-           WHERE h.project_id = m.project_id AND h.candidate_selection_key = l.selection_key
-             AND h.part = 'score' AND h.member = m.member),
+         (SELECT max(d.score) FROM said d
+           WHERE d.project_id = m.project_id AND d.candidate_set_key = s.key
+             AND d.part = 'score' AND d.member = m.member AND d.place = 1),
          m.score) AS score,
        CASE WHEN l.selection_key IS NOT NULL THEN EXISTS (
-         SELECT 1 FROM candidate_choice h
-          WHERE h.project_id = m.project_id AND h.candidate_selection_key = l.selection_key
-            AND h.part = 'selected' AND h.member = m.member) END AS selected,
+         SELECT 1 FROM said d
+          WHERE d.project_id = m.project_id AND d.candidate_set_key = s.key
+            AND d.part = 'selected' AND d.member = m.member) END AS selected,
        CASE WHEN EXISTS (
-         SELECT 1 FROM candidate_choice h
-          WHERE h.project_id = m.project_id AND h.candidate_selection_key = l.selection_key
-            AND h.part = 'continued') THEN EXISTS (
-         SELECT 1 FROM candidate_choice h
-          WHERE h.project_id = m.project_id AND h.candidate_selection_key = l.selection_key
-            AND h.part = 'continued' AND h.member = m.member) END AS continued,
+         SELECT 1 FROM said d
+          WHERE d.project_id = m.project_id AND d.candidate_set_key = s.key AND d.part = 'continued') THEN EXISTS (
+         SELECT 1 FROM said d
+          WHERE d.project_id = m.project_id AND d.candidate_set_key = s.key
+            AND d.part = 'continued' AND d.member = m.member) END AS continued,
        x.id AS candidate_selection_id,
        x.selector,
        x.selector_version,
@@ -410,7 +427,7 @@ SELECT p.name AS project,
   LEFT JOIN agent a ON a.project_id = s.project_id AND a.key = s.agent_key
   LEFT JOIN call c ON c.project_id = m.project_id AND c.key = m.call_key
   LEFT JOIN agent ma ON ma.project_id = m.project_id AND ma.key = m.agent_key
-  LEFT JOIN last_selection l ON l.project_id = s.project_id AND l.candidate_set_key = s.key
+  LEFT JOIN last_selection l ON l.project_id = s.project_id AND l.candidate_set_key = s.key AND l.place = 1
   LEFT JOIN candidate_selection x ON x.project_id = l.project_id AND x.key = l.selection_key
   LEFT JOIN call xc ON xc.project_id = x.project_id AND xc.key = x.selector_call_key;
 
@@ -473,94 +490,122 @@ SELECT p.name AS project,
 -- stage, so the harness says by one `stage` of two spawns that they overlap; the cost of a nested subagent
 -- is its own critical steps. NULL while a subagent below it has not returned, and for an agent with more than
 -- four levels below it. `sequential_steps` are the calls of the agent and of all below it, one after the
--- other, and `speed_up` how many times as many those are.
+-- other, and `speed_up` how many times as many those are. Each agent is looked at apart, so that asking for one
+-- episode costs one episode: `+` keeps SQLite from reading all of an episode's agents to find those of one parent,
+-- DISTINCT (of rows that are all distinct) every engine from working out a length anew wherever it is named.
 CREATE VIEW critical_steps AS
-WITH RECURSIVE own (project_id, agent_key, parent_key, stage, is_open, steps) AS (
-  SELECT a.project_id, a.key,
-         (SELECT q.key FROM agent q
-           WHERE q.project_id = a.project_id AND q.key = a.parent_agent_key AND q.episode_key = a.episode_key),
-         coalesce(a.stage, -a.spawned_by_call_key, 0),
-         a.pos IS NOT NULL AND a.end_pos IS NULL,
-         (SELECT count(*) FROM call c
-           WHERE c.project_id = a.project_id AND c.agent_key = a.key AND c.episode_key = a.episode_key
-             AND c.pos IS NOT NULL)
-    FROM agent a
-   WHERE a.pos IS NOT NULL
-), stages1 (project_id, parent_key, stage, steps, num_open) AS (
-  SELECT o.project_id, o.parent_key, o.stage, max(o.steps), sum(CASE WHEN o.is_open THEN 1 ELSE 0 END)
-    FROM own o
-   GROUP BY o.project_id, o.parent_key, o.stage
-), level1 (project_id, agent_key, parent_key, stage, is_open, steps) AS (
-  SELECT o.project_id, o.agent_key, o.parent_key, o.stage,
-         o.is_open OR coalesce(sum(s.num_open), 0) > 0, o.steps + coalesce(sum(s.steps), 0)
-    FROM own o
-    LEFT JOIN stages1 s ON s.project_id = o.project_id AND s.parent_key = o.agent_key
-   GROUP BY o.project_id, o.agent_key, o.parent_key, o.stage, o.is_open, o.steps
-), stages2 (project_id, parent_key, stage, steps, num_open) AS (
-  SELECT l.project_id, l.parent_key, l.stage, max(l.steps), sum(CASE WHEN l.is_open THEN 1 ELSE 0 END)
-    FROM level1 l
-   GROUP BY l.project_id, l.parent_key, l.stage
-), level2 (project_id, agent_key, parent_key, stage, is_open, steps) AS (
-  SELECT o.project_id, o.agent_key, o.parent_key, o.stage,
-         o.is_open OR coalesce(sum(s.num_open), 0) > 0, o.steps + coalesce(sum(s.steps), 0)
-    FROM own o
-    LEFT JOIN stages2 s ON s.project_id = o.project_id AND s.parent_key = o.agent_key
-   GROUP BY o.project_id, o.agent_key, o.parent_key, o.stage, o.is_open, o.steps
-), stages3 (project_id, parent_key, stage, steps, num_open) AS (
-  SELECT l.project_id, l.parent_key, l.stage, max(l.steps), sum(CASE WHEN l.is_open THEN 1 ELSE 0 END)
-    FROM level2 l
-   GROUP BY l.project_id, l.parent_key, l.stage
-), level3 (project_id, agent_key, parent_key, stage, is_open, steps) AS (
-  SELECT o.project_id, o.agent_key, o.parent_key, o.stage,
-         o.is_open OR coalesce(sum(s.num_open), 0) > 0, o.steps + coalesce(sum(s.steps), 0)
-    FROM own o
-    LEFT JOIN stages3 s ON s.project_id = o.project_id AND s.parent_key = o.agent_key
-   GROUP BY o.project_id, o.agent_key, o.parent_key, o.stage, o.is_open, o.steps
-), stages4 (project_id, parent_key, stage, steps, num_open) AS (
-  SELECT l.project_id, l.parent_key, l.stage, max(l.steps), sum(CASE WHEN l.is_open THEN 1 ELSE 0 END)
-    FROM level3 l
-   GROUP BY l.project_id, l.parent_key, l.stage
-), level4 (project_id, agent_key, steps, num_open) AS (
-  SELECT o.project_id, o.agent_key, o.steps + coalesce(sum(s.steps), 0), coalesce(sum(s.num_open), 0)
-    FROM own o
-    LEFT JOIN stages4 s ON s.project_id = o.project_id AND s.parent_key = o.agent_key
-   GROUP BY o.project_id, o.agent_key, o.steps
-), below (project_id, agent_key, below_key) AS (
-  SELECT o.project_id, o.agent_key, o.agent_key FROM own o
-  UNION
-  SELECT b.project_id, b.agent_key, o.agent_key
-    FROM below b
-    JOIN own o ON o.project_id = b.project_id AND o.parent_key = b.below_key
-), total (project_id, agent_key, steps) AS (
-  SELECT b.project_id, b.agent_key, CAST(sum(o.steps) AS BIGINT)
-    FROM below b
-    JOIN own o ON o.project_id = b.project_id AND o.agent_key = b.below_key
-   GROUP BY b.project_id, b.agent_key
-), too_deep (project_id, agent_key) AS (
-  SELECT DISTINCT d1.project_id, d1.parent_key
-    FROM own d1
-    JOIN own d2 ON d2.project_id = d1.project_id AND d2.parent_key = d1.agent_key
-    JOIN own d3 ON d3.project_id = d2.project_id AND d3.parent_key = d2.agent_key
-    JOIN own d4 ON d4.project_id = d3.project_id AND d4.parent_key = d3.agent_key
-    JOIN own d5 ON d5.project_id = d4.project_id AND d5.parent_key = d4.agent_key
-)
-SELECT p.name AS project,
-       e.id AS episode_id,
-       a.id AS agent_id,
-       pa.id AS parent_agent_id,
-       o.steps AS own_calls,
-       CASE WHEN l.num_open = 0 AND x.agent_key IS NULL THEN CAST(l.steps AS BIGINT) END AS critical_steps,
-       b.steps AS sequential_steps,
-       CASE WHEN l.num_open = 0 AND x.agent_key IS NULL AND l.steps > 0
-            THEN CAST(b.steps AS DOUBLE PRECISION) / l.steps END AS speed_up
-  FROM own o
-  JOIN total b ON b.project_id = o.project_id AND b.agent_key = o.agent_key
-  JOIN level4 l ON l.project_id = o.project_id AND l.agent_key = o.agent_key
-  JOIN agent a ON a.project_id = o.project_id AND a.key = o.agent_key
-  JOIN project p ON p.project_id = a.project_id
-  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key AND e.first_pos IS NOT NULL
-  LEFT JOIN agent pa ON pa.project_id = a.project_id AND pa.key = a.parent_agent_key
-  LEFT JOIN too_deep x ON x.project_id = o.project_id AND x.agent_key = o.agent_key;
+SELECT x.project,
+       x.episode_id,
+       x.agent_id,
+       x.parent_agent_id,
+       x.own_calls,
+       x.own_calls + x.steps AS critical_steps,
+       x.sequential_steps,
+       CASE WHEN x.own_calls + x.steps > 0
+            THEN CAST(x.sequential_steps AS DOUBLE PRECISION) / (x.own_calls + x.steps) END AS speed_up
+  FROM (SELECT DISTINCT
+               p.name AS project,
+               e.id AS episode_id,
+               a.id AS agent_id,
+               pa.id AS parent_agent_id,
+               (SELECT count(*) FROM call c
+                 WHERE c.project_id = a.project_id AND c.agent_key = a.key
+                   AND +c.episode_key = a.episode_key AND c.pos IS NOT NULL) AS own_calls,
+               (WITH paths (agent1, stage1, agent2, stage2, agent3, stage3, agent4, stage4, is_unknown) AS (
+                  SELECT b.key, coalesce(b.stage, -b.spawned_by_call_key, 0),
+                         c.key, coalesce(c.stage, -c.spawned_by_call_key, 0),
+                         d.key, coalesce(d.stage, -d.spawned_by_call_key, 0),
+                         f.key, coalesce(f.stage, -f.spawned_by_call_key, 0),
+                         CASE WHEN b.end_pos IS NULL
+                                OR (c.key IS NOT NULL AND c.end_pos IS NULL)
+                                OR (d.key IS NOT NULL AND d.end_pos IS NULL)
+                                OR (f.key IS NOT NULL AND f.end_pos IS NULL)
+                                OR EXISTS (
+                                  SELECT 1 FROM agent g
+                                   WHERE g.project_id = b.project_id AND g.parent_agent_key = f.key
+                                     AND +g.episode_key = b.episode_key AND g.pos IS NOT NULL)
+                              THEN 1 ELSE 0 END
+                    FROM agent b
+                    LEFT JOIN agent c
+                      ON c.project_id = b.project_id AND c.parent_agent_key = b.key
+                     AND +c.episode_key = b.episode_key AND c.pos IS NOT NULL
+                    LEFT JOIN agent d
+                      ON d.project_id = b.project_id AND d.parent_agent_key = c.key
+                     AND +d.episode_key = b.episode_key AND d.pos IS NOT NULL
+                    LEFT JOIN agent f
+                      ON f.project_id = b.project_id AND f.parent_agent_key = d.key
+                     AND +f.episode_key = b.episode_key AND f.pos IS NOT NULL
+                   WHERE b.project_id = a.project_id AND b.parent_agent_key = a.key
+                     AND +b.episode_key = a.episode_key AND b.pos IS NOT NULL
+                ), stages4 (agent1, stage1, agent2, stage2, agent3, stage3, stage4, steps, is_unknown) AS (
+                  SELECT agent1, stage1, agent2, stage2, agent3, stage3, stage4,
+                         max((SELECT count(*) FROM call k
+                               WHERE k.project_id = a.project_id AND k.agent_key = paths.agent4
+                                 AND +k.episode_key = a.episode_key
+                                 AND k.pos IS NOT NULL)),
+                         max(is_unknown)
+                    FROM paths
+                   GROUP BY agent1, stage1, agent2, stage2, agent3, stage3, stage4
+                ), agents3 (agent1, stage1, agent2, stage2, agent3, stage3, steps, is_unknown) AS (
+                  SELECT agent1, stage1, agent2, stage2, agent3, stage3, sum(steps), max(is_unknown)
+                    FROM stages4
+                   GROUP BY agent1, stage1, agent2, stage2, agent3, stage3
+                ), stages3 (agent1, stage1, agent2, stage2, stage3, steps, is_unknown) AS (
+                  SELECT agent1, stage1, agent2, stage2, stage3,
+                         max((SELECT count(*) FROM call k
+                               WHERE k.project_id = a.project_id AND k.agent_key = agents3.agent3
+                                 AND +k.episode_key = a.episode_key
+                                 AND k.pos IS NOT NULL) + agents3.steps),
+                         max(is_unknown)
+                    FROM agents3
+                   GROUP BY agent1, stage1, agent2, stage2, stage3
+                ), agents2 (agent1, stage1, agent2, stage2, steps, is_unknown) AS (
+                  SELECT agent1, stage1, agent2, stage2, sum(steps), max(is_unknown)
+                    FROM stages3
+                   GROUP BY agent1, stage1, agent2, stage2
+                ), stages2 (agent1, stage1, stage2, steps, is_unknown) AS (
+                  SELECT agent1, stage1, stage2,
+                         max((SELECT count(*) FROM call k
+                               WHERE k.project_id = a.project_id AND k.agent_key = agents2.agent2
+                                 AND +k.episode_key = a.episode_key
+                                 AND k.pos IS NOT NULL) + agents2.steps),
+                         max(is_unknown)
+                    FROM agents2
+                   GROUP BY agent1, stage1, stage2
+                ), agents1 (agent1, stage1, steps, is_unknown) AS (
+                  SELECT agent1, stage1, sum(steps), max(is_unknown)
+                    FROM stages2
+                   GROUP BY agent1, stage1
+                ), stages1 (stage1, steps, is_unknown) AS (
+                  SELECT stage1,
+                         max((SELECT count(*) FROM call k
+                               WHERE k.project_id = a.project_id AND k.agent_key = agents1.agent1
+                                 AND +k.episode_key = a.episode_key
+                                 AND k.pos IS NOT NULL) + agents1.steps),
+                         max(is_unknown)
+                    FROM agents1
+                   GROUP BY stage1
+                )
+                SELECT CASE WHEN coalesce(max(is_unknown), 0) = 0 THEN CAST(coalesce(sum(steps), 0) AS BIGINT) END
+                  FROM stages1) AS steps,
+               (WITH RECURSIVE below (agent_key) AS (
+                  SELECT a.key
+                  UNION
+                  SELECT q.key
+                    FROM below
+                    JOIN agent q
+                      ON q.project_id = a.project_id AND q.parent_agent_key = below.agent_key
+                     AND +q.episode_key = a.episode_key AND q.pos IS NOT NULL
+                )
+                SELECT CAST(sum((SELECT count(*) FROM call c
+                                  WHERE c.project_id = a.project_id AND c.agent_key = below.agent_key
+                                    AND +c.episode_key = a.episode_key AND c.pos IS NOT NULL)) AS BIGINT)
+                  FROM below) AS sequential_steps
+          FROM agent a
+          JOIN project p ON p.project_id = a.project_id
+          JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key AND e.first_pos IS NOT NULL
+          LEFT JOIN agent pa ON pa.project_id = a.project_id AND pa.key = a.parent_agent_key
+         WHERE a.pos IS NOT NULL) x;
 
 -- Compaction loss: for each context edit how much of the context went. Tokens are as the harness counted them,
 -- messages as the calls before and after it saw them.
@@ -621,55 +666,54 @@ SELECT p.name AS project,
 
 -- Compaction messages: what each context edit did to every message of the old context (of the call before it, and
 -- its answer where it has one). `vanished`: the new context (of the call after it) has not the same bytes, each
--- counted as often as it stands there; NULL where either call is not known.
+-- counted as often as it stands there; NULL where either call is not known. Of messages alike those of the new
+-- context are counted first: the old one's nth is number `num_after` + n of them, and is there if n <= num_after.
+-- The names in the window are those that one filters by: a filter on anything else would be applied after it.
 CREATE VIEW compaction_messages AS
-WITH RECURSIVE path (project_id, context_edit_key, side, node_key) AS (
-  SELECT x.project_id, x.key, 'before',
-         coalesce(
-           (SELECT CASE WHEN count(*) = 1 THEN max(m.node_key) END FROM completion m
-             WHERE m.project_id = c.project_id AND m.call_key = c.key),
-           c.prompt_node_key)
-    FROM context_edit x
-    JOIN call c ON c.project_id = x.project_id AND c.key = x.before_call_key
-   WHERE c.prompt_node_key IS NOT NULL
-  UNION ALL
-  SELECT x.project_id, x.key, 'after', c.prompt_node_key
-    FROM context_edit x
-    JOIN call c ON c.project_id = x.project_id AND c.key = x.after_call_key
-   WHERE c.prompt_node_key IS NOT NULL
-  UNION ALL
-  SELECT path.project_id, path.context_edit_key, path.side,
-         (SELECT n.parent_key FROM node n WHERE n.project_id = path.project_id AND n.key = path.node_key)
-    FROM path
-   WHERE path.node_key IS NOT NULL
-), placed (project_id, context_edit_key, side, node_key, content_key, depth, nth) AS (
-  SELECT path.project_id, path.context_edit_key, path.side, n.key, n.content_key, n.depth,
-         row_number() OVER (
-           PARTITION BY path.project_id, path.context_edit_key, path.side, n.content_key ORDER BY n.depth)
-    FROM path
-    JOIN node n ON n.project_id = path.project_id AND n.key = path.node_key
-)
-SELECT p.name AS project,
-       e.id AS episode_id,
-       x.id AS context_edit_id,
-       b.depth AS position,
-       (b.project_id << 40) | b.node_key AS message_id,
-       (b.project_id << 40) | b.content_key AS content_id,
+SELECT d.project,
+       d.episode_id,
+       d.context_edit_id,
+       d.position,
+       (d.project_id << 40) | d.node_key AS message_id,
+       (d.project_id << 40) | d.content_key AS content_id,
        t.role,
        t.tool_name,
        t.size,
        t.preview,
-       CASE WHEN ac.prompt_node_key IS NOT NULL THEN f.node_key IS NULL END AS vanished
-  FROM placed b
-  JOIN context_edit x ON x.project_id = b.project_id AND x.key = b.context_edit_key
-  JOIN project p ON p.project_id = x.project_id
-  JOIN episode e ON e.project_id = x.project_id AND e.key = x.episode_key AND e.first_pos IS NOT NULL
-  JOIN content t ON t.project_id = b.project_id AND t.key = b.content_key
-  LEFT JOIN call ac ON ac.project_id = x.project_id AND ac.key = x.after_call_key
-  LEFT JOIN placed f
-    ON f.project_id = b.project_id AND f.context_edit_key = b.context_edit_key AND f.side = 'after'
-   AND f.content_key = b.content_key AND f.nth = b.nth
- WHERE b.side = 'before';
+       CASE WHEN d.is_after_known THEN d.number > 2 * d.num_after END AS vanished
+  FROM (SELECT p.name AS project, e.id AS episode_id, x.id AS context_edit_id, x.project_id, s.side,
+               n.key AS node_key, n.content_key, n.depth AS position,
+               EXISTS (SELECT 1 FROM call ac
+                        WHERE ac.project_id = x.project_id AND ac.key = x.after_call_key
+                          AND ac.prompt_node_key IS NOT NULL) AS is_after_known,
+               row_number() OVER alike AS number,
+               sum(CASE WHEN s.side = 'after' THEN 1 ELSE 0 END) OVER alike AS num_after
+          FROM context_edit x
+          JOIN project p ON p.project_id = x.project_id
+          JOIN episode e ON e.project_id = x.project_id AND e.key = x.episode_key AND e.first_pos IS NOT NULL
+          JOIN (SELECT 'before' AS side UNION ALL SELECT 'after') s ON s.side IN ('before', 'after')
+          JOIN call c
+            ON c.project_id = x.project_id
+           AND c.key = CASE WHEN s.side = 'before' THEN x.before_call_key ELSE x.after_call_key END
+          JOIN node n
+            ON n.project_id = c.project_id
+           AND n.key IN (
+             WITH RECURSIVE path (node_key) AS (
+               SELECT coalesce(
+                        (SELECT CASE WHEN count(*) = 1 THEN max(m.node_key) END FROM completion m
+                          WHERE m.project_id = c.project_id AND m.call_key = c.key AND s.side = 'before'),
+                        c.prompt_node_key)
+                WHERE c.prompt_node_key IS NOT NULL
+               UNION ALL
+               SELECT (SELECT u.parent_key FROM node u
+                        WHERE u.project_id = c.project_id AND u.key = path.node_key)
+                 FROM path
+                WHERE path.node_key IS NOT NULL
+             )
+             SELECT path.node_key FROM path)
+        WINDOW alike AS (PARTITION BY p.name, e.id, x.id, n.content_key ORDER BY s.side, n.depth)) d
+  JOIN content t ON t.project_id = d.project_id AND t.key = d.content_key
+ WHERE d.side = 'before';
 
 -- Orphans: what names something that has not come, computed when read. A parent in another episode has not
 -- come either. `missing` says what it is (parent_call, parent_agent, spawning_call, agent, call, episode).
@@ -885,26 +929,25 @@ SELECT d.project,
 -- end has come, with the status `ok` (Kimi K2.5, PARL: r_finish = finished / assigned). Those whose end has not
 -- come, or says nothing, are assigned and not finished; `unfinished_open` counts the former.
 CREATE VIEW finish_rates AS
-SELECT p.name AS project,
-       e.id AS episode_id,
-       a.id AS agent_id,
+SELECT d.project,
+       d.episode_id,
+       d.agent_id,
        d.assigned,
        d.finished,
        d.unfinished_open,
        CAST(d.finished AS DOUBLE PRECISION) / d.assigned AS finish_rate
-  FROM (SELECT s.project_id, s.parent_agent_key,
+  FROM (SELECT p.name AS project, e.id AS episode_id, a.id AS agent_id,
                count(*) AS assigned,
                CAST(sum(CASE WHEN s.end_pos IS NOT NULL AND s.status = 'ok' THEN 1 ELSE 0 END) AS BIGINT)
                  AS finished,
                CAST(sum(CASE WHEN s.end_pos IS NULL THEN 1 ELSE 0 END) AS BIGINT) AS unfinished_open
           FROM agent s
-          JOIN agent q
-            ON q.project_id = s.project_id AND q.key = s.parent_agent_key AND q.episode_key = s.episode_key
+          JOIN agent a
+            ON a.project_id = s.project_id AND a.key = s.parent_agent_key AND a.episode_key = s.episode_key
+          JOIN project p ON p.project_id = a.project_id
+          JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key AND e.first_pos IS NOT NULL
          WHERE s.pos IS NOT NULL
-         GROUP BY s.project_id, s.parent_agent_key) d
-  JOIN agent a ON a.project_id = d.project_id AND a.key = d.parent_agent_key
-  JOIN project p ON p.project_id = a.project_id
-  JOIN episode e ON e.project_id = a.project_id AND e.key = a.episode_key AND e.first_pos IS NOT NULL;
+         GROUP BY p.name, e.id, a.id) d;
 
 -- Unfolded tokens: what agents at the root of an episode sampled in calls that spawned nothing, with how long the
 -- context was. FoldGRPO (arXiv 2510.11967) counts against the policy those beyond half of its context limit, which
