@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
@@ -18,7 +19,7 @@ from tracestore.settings import SETTINGS, Settings
 from tracestore.store.blobs import Blobs
 from tracestore.store.retain import Retention
 from tracestore.store.store import Store
-from tracestore_api import deletions, lists, problems, reads, redactions, sessions
+from tracestore_api import deletions, exports, lists, problems, reads, redactions, sessions
 from tracestore_api.access import Callers
 from tracestore_api.blobs import blob_route
 from tracestore_api.body import Admission
@@ -71,6 +72,7 @@ def create_app(
     own_hosts: Collection[str] = (),
     proxy: Proxy | None = None,
     retention: Sequence[Retention] = (),
+    exported: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """The service over an open store, which the caller closes after it.
@@ -81,6 +83,7 @@ def create_app(
         own_hosts: addresses that it is reached at besides loopback, as they stand in a URL.
         proxy: records what passes through it to a model; None: nothing does.
         retention: rules of what is deleted when (`store.retain`).
+        exported: folders under which exports are served.
         clock: seconds, for rates and for how long a key is remembered.
     """
     limits = settings.limits
@@ -115,11 +118,13 @@ def create_app(
     app.state.store = store
     app.state.limits = limits
     app.state.blobs = blobs
+    app.state.exports = tuple(os.path.realpath(folder) for folder in exported)
     app.include_router(reads.router)
     app.include_router(lists.router)
     app.include_router(sessions.router)
     app.include_router(deletions.router)
     app.include_router(redactions.router)
+    app.include_router(exports.router)
     app.state.deleter = deletions.Deleter(store, blobs, retention=retention)
     app.state.callers = Callers(store.engine, clock=clock)
     rates = Rates(

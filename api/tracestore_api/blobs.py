@@ -8,7 +8,6 @@ application/partial-upload appends at that offset, and with `Upload-Complete: ?1
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -29,14 +28,13 @@ from tracestore.store.tombstones import require_not_deleted
 from tracestore.wire.errors import BodyTooLarge
 from tracestore.wire.limits import Limits
 from tracestore.wire.strict import dumps
-from tracestore_api.access import KEY_HEADER, admitted
+from tracestore_api.access import admitted
 from tracestore_api.body import IDLE_S, Admission
 from tracestore_api.errors import (
     BlobExists,
     InvalidHash,
     InvalidUpload,
     NoBlobs,
-    RangeNotSatisfiable,
     UnknownParameter,
     UnsupportedEncoding,
     UnsupportedMediaType,
@@ -44,6 +42,7 @@ from tracestore_api.errors import (
 )
 from tracestore_api.parameters import PROJECT_HEADER
 from tracestore_api.problems import problem_of, problem_response
+from tracestore_api.ranges import described_bytes, part_of, quoted
 
 PARTIAL = "application/partial-upload"
 MAX_TRANSFERS = 32
@@ -52,7 +51,6 @@ MAX_TRANSFERS = 32
 _NEEDS: dict[str, Right | None] = {"GET": "read", "HEAD": None, "PUT": "write", "PATCH": "write"}
 """HEAD is any key's: a sender must ask what is there before it sends."""
 _HASH = re.compile("[0-9a-f]{64}")
-_RANGE = re.compile(r"bytes *= *(?:(\d{1,18})-(\d{1,18})?|-(\d{1,18}))", re.ASCII | re.IGNORECASE)
 
 T = TypeVar("T")
 
@@ -153,7 +151,7 @@ class BlobRoute:
             return problem_response(problem_of(_not_found(name)), headers=self._progress(offset))
         return Response(
             headers={
-                **_description(name),
+                **described_bytes(name),
                 "content-length": str(size),
                 "upload-offset": str(size),
                 "upload-complete": "?1",
@@ -164,25 +162,15 @@ class BlobRoute:
         size = await self._run(lambda: self._blobs.size(project, name))
         if size is None:
             raise _not_found(name)
-        described = _description(name)
-        if _names(headers.get("if-none-match"), name):
-            return Response(status_code=304, headers=described)
-        start, stop, status = 0, size, 200
-        wanted = headers.get("range")
-        if wanted is not None and headers.get("if-range", _tag(name)) == _tag(name):
-            try:
-                found = range_of(wanted, size=size)
-            except RangeNotSatisfiable as error:
-                return problem_response(problem_of(error), headers={"content-range": f"bytes */{size}"})
-            if found is not None:
-                start, stop, status = *found, 206
-                described["content-range"] = f"bytes {start}-{stop - 1}/{size}"
-        steps = self._blobs.read(project, name, start=start, stop=stop)
+        part = part_of(headers, tag=name, size=size, described=described_bytes(name))
+        if isinstance(part, Response):
+            return part
+        steps = self._blobs.read(project, name, start=part.start, stop=part.stop)
         return StreamingResponse(
             self._steps(steps),
-            status_code=status,
+            status_code=part.status,
             media_type="application/octet-stream",
-            headers={**described, "content-length": str(stop - start)},
+            headers=part.headers,
         )
 
     async def _steps(self, steps: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -279,26 +267,6 @@ def hash_of(text: str) -> str:
     return text
 
 
-def range_of(header: str, *, size: int) -> tuple[int, int] | None:
-    """The part of a blob that a Range header asks for, from `start` up to `stop`; None for all of it.
-
-    Several ranges, other units and what cannot be read are answered with all of it, as RFC 9110 allows.
-
-    Raises:
-        RangeNotSatisfiable: it begins behind the end.
-    """
-    match = _RANGE.fullmatch(header.strip())
-    if match is None:
-        return None
-    first, last, suffix = (None if group is None else int(group) for group in match.groups())
-    if first is not None and last is not None and last < first:
-        return None
-    start = max(size - (suffix or 0), 0) if first is None else first
-    if start >= size:
-        raise RangeNotSatisfiable(range=header, size=size)
-    return start, size if last is None else min(last + 1, size)
-
-
 def upload_headers(headers: Headers) -> tuple[int, bool]:
     """Offset of the first byte that a PATCH sends, and whether it sends the last one.
 
@@ -319,39 +287,13 @@ def upload_headers(headers: Headers) -> tuple[int, bool]:
     return int(offset), complete == "?1"
 
 
-def _tag(name: str) -> str:
-    return f'"{name}"'
-
-
-def _names(header: str | None, name: str) -> bool:
-    """Whether an If-None-Match names the blob."""
-    tags = [] if header is None else [tag.strip().removeprefix("W/") for tag in header.split(",")]
-    return "*" in tags or _tag(name) in tags
-
-
-def _description(name: str) -> dict[str, str]:
-    digest = base64.b64encode(bytes.fromhex(name)).decode("ascii")
-    return {
-        "etag": _tag(name),
-        "accept-ranges": "bytes",
-        "repr-digest": f"sha-256=:{digest}:",
-        # The bytes are a stranger's: no browser may take them for a page of ours.
-        "content-type": "application/octet-stream",
-        "content-disposition": "attachment",
-        "x-content-type-options": "nosniff",
-        # One URL is another blob, or none, in another project.
-        "vary": f"{PROJECT_HEADER}, {KEY_HEADER}, Authorization, Cookie",
-        "cache-control": "private, no-cache",
-    }
-
-
 def _taken(name: str, size: int, *, was_there: bool) -> Response:
     answer = {"hash": name, "size": size, "status": "duplicate" if was_there else "stored"}
     return Response(
         dumps(answer),
         status_code=200 if was_there else 201,
         media_type="application/json",
-        headers={"etag": _tag(name), "upload-complete": "?1"},
+        headers={"etag": quoted(name), "upload-complete": "?1"},
     )
 
 

@@ -208,3 +208,15 @@ class DamagedBlob(EventError):
 
 class OtherEvent(EventError):
     """The blob holds another event than the one it is named for."""
+
+
+class ExportNotServed(TracestoreError):
+    """The server does not serve the files of this export."""
+
+    status: ClassVar[int] = 404
+
+
+class ExportFileNotFound(TracestoreError):
+    """The export has no such file."""
+
+    status: ClassVar[int] = 404

@@ -46,6 +46,7 @@ class Process:
     """URL of the server that the recording proxy passes requests on to; None: there is no proxy."""
     inject: bool
     retention: tuple[Retention, ...] = ()
+    exported: tuple[str, ...] = ()
 
     @contextmanager
     def opened(self) -> Iterator[FastAPI]:
@@ -66,6 +67,7 @@ class Process:
                 own_hosts=self.own_hosts,
                 proxy=proxy,
                 retention=self.retention,
+                exported=self.exported,
             )
         finally:
             store.close()
@@ -108,6 +110,7 @@ def serve(
     upstream: str | None = None,
     inject: bool = False,
     retention: tuple[Retention, ...] = (),
+    exported: tuple[str, ...] = (),
     on_ready: Callable[[Listening], None] = lambda listening: None,
 ) -> None:
     """Serve the store at `db_url` until SIGINT or SIGTERM; requests in hand are finished first.
@@ -120,6 +123,7 @@ def serve(
         upstream: where the recording proxy passes requests on to, see `Proxy`; None: there is no proxy.
         inject: whether it asks for token ids and logprobs.
         retention: rules of what is deleted when (`store.retain`).
+        exported: folders under which exports are served.
         on_ready: called once, when requests are answered.
 
     Raises:
@@ -146,6 +150,7 @@ def serve(
         upstream=upstream,
         inject=inject,
         retention=retention,
+        exported=exported,
     )
     with _stopped_by_sigterm(), _listening(address, port) as listener:
         url = f"http://{_in_url(address)}:{listener.getsockname()[1]}"

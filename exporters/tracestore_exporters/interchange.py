@@ -1,28 +1,38 @@
-"""Store -> the episodes of a snapshot as ATIF trajectories or OTLP requests, one file each.
-
-Files are written into a folder beside `out` that takes its name in the end, as an export's are.
-"""
+"""Store -> the episodes of a snapshot, one file each: ATIF trajectories, OTLP requests, fine-tuning lines."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tracestore.graph.model import Graph
-from tracestore_exporters import atif, otlp
-from tracestore_exporters.export import BeyondLatest, NotEmpty, Progress
+from tracestore_exporters import atif, openai, otlp
+from tracestore_exporters.export import BeyondLatest, Progress
 from tracestore_exporters.rendering import Source
+from tracestore_exporters.staging import staged_folder
 from tracestore_exporters.writing import Report, encoded
 
-Format = Literal["atif", "otlp"]
+Format = Literal["atif", "otlp", "openai"]
 
-_WRITERS: dict[Format, Callable[[Graph, Report], dict[str, Any]]] = {
-    "atif": lambda graph, report: atif.trajectory(graph, report=report),
-    "otlp": lambda graph, report: otlp.request([graph], report=report),
+
+def _atif(graph: Graph, report: Report) -> bytes:
+    return encoded(atif.trajectory(graph, report=report)) + b"\n"
+
+
+def _otlp(graph: Graph, report: Report) -> bytes:
+    return encoded(otlp.request([graph], report=report)) + b"\n"
+
+
+def _openai(graph: Graph, report: Report) -> bytes:
+    return b"".join(encoded(line) + b"\n" for line in openai.examples(graph, report=report))
+
+
+_WRITERS: dict[Format, tuple[str, Callable[[Graph, Report], bytes]]] = {
+    "atif": ("atif.json", _atif),
+    "otlp": ("otlp.json", _otlp),
+    "openai": ("openai.jsonl", _openai),
 }
 _NAME_CHARACTERS = 80
 
@@ -36,7 +46,8 @@ def write_episodes(
     snapshot: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[int, Report]:
-    """Writes every episode of a snapshot as `<episode>.<format>.json`; returns their number and a report.
+    """Writes every episode of a snapshot as `<episode>.<format>.json` (`.openai.jsonl` where it has a line to
+    teach); returns their number and a report.
 
     Args:
         out: a folder that does not exist or is empty.
@@ -46,29 +57,20 @@ def write_episodes(
         NotEmpty: something is in the folder.
         BeyondLatest: `snapshot` has not been reached.
     """
-    folder = Path(os.path.abspath(out))
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise NotEmpty(path=str(folder), hint="name a new folder: an export is never changed or mixed")
     latest = store.snapshot(project)
     if snapshot is not None and snapshot > latest:
         raise BeyondLatest(snapshot=snapshot, latest=latest, hint=f"name one up to {latest}, or none")
     at = latest if snapshot is None else snapshot
     episodes = [one for group in store.groups(project, snapshot=at) for one in sorted(group.episode_ids)]
     report = Report()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staged = folder.with_name(f".{folder.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
-    staged.mkdir()
-    try:
+    suffix, write = _WRITERS[format]
+    with staged_folder(out) as folder:
         for done, episode_id in enumerate(episodes, 1):
-            graph = store.load_graph(project, episode_id, snapshot=at)
-            text = encoded(_WRITERS[format](graph, report))
-            (staged / f"{file_name(episode_id)}.{format}.json").write_bytes(text + b"\n")
+            text = write(store.load_graph(project, episode_id, snapshot=at), report)
+            if text:
+                (folder / f"{file_name(episode_id)}.{suffix}").write_bytes(text)
             if progress is not None:
                 progress(done, len(episodes))
-        os.replace(staged, folder)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
     return len(episodes), report
 
 

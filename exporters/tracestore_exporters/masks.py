@@ -63,6 +63,11 @@ class Masks:
             return np.full(len(unit.ids), whole, dtype=np.uint8)
         return self._of_tokens(unit)
 
+    def of_text(self, key: CompletionKey) -> Reason | None:
+        """Why a completion does not train, whatever its token ids and the media in its context are."""
+        call = self._graph.calls[key[0]]
+        return self.of_episode or self._of_agent(call) or self._of_answer(key, call) or self._of_choice(key)
+
     def usable(self, unit: Unit) -> np.ndarray:
         """bool [T of the completion]: where it has a usable logprob."""
         known = self._usable.get(unit.key)
@@ -80,8 +85,13 @@ class Masks:
         return Reason.ROLE if spec.roles is not None and role not in spec.roles else None
 
     def _of_call(self, unit: Unit) -> Reason | None:
-        call = unit.call
-        completion = self._graph.completions[unit.key]
+        reason = self._of_answer(unit.key, unit.call)
+        if reason is None and (unit.prompt is None or is_ids_incomplete(self._graph, unit.call.id)):
+            return Reason.IDS_INCOMPLETE
+        return reason
+
+    def _of_answer(self, key: CompletionKey, call: Call) -> Reason | None:
+        completion = self._graph.completions[key]
         if not self._is_ours(call, completion):
             return Reason.OTHER_POLICY
         if not self._spec.trains_purpose(call.purpose):
@@ -89,19 +99,21 @@ class Masks:
         broken = call.status in ("failed", "aborted") or call.phase == "start" or completion.partial is True
         if broken or completion.finish_reason in _BROKEN_FINISH:
             return Reason.CALL_INCOMPLETE
-        if unit.prompt is None or is_ids_incomplete(self._graph, call.id):
-            return Reason.IDS_INCOMPLETE
         return None
 
     def _of_completion(self, unit: Unit) -> Reason | None:
-        edit = self._edits.get(unit.key)
+        reason = self._of_choice(unit.key)
+        return Reason.IMAGE_NOT_CARRIED if reason is None and has_unplaced_media(unit) else reason
+
+    def _of_choice(self, key: CompletionKey) -> Reason | None:
+        edit = self._edits.get(key)
         if edit is not None:
             return edit
-        if unit.key in self._rejected:
+        if key in self._rejected:
             return Reason.CANDIDATE_EXCLUDED
-        if self._paired is not None and unit.key not in self._paired:
+        if self._paired is not None and key not in self._paired:
             return Reason.NOT_PAIRED
-        return Reason.IMAGE_NOT_CARRIED if has_unplaced_media(unit) else None
+        return None
 
     def _of_tokens(self, unit: Unit) -> np.ndarray:
         completion = self._graph.completions[unit.key]

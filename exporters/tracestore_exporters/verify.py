@@ -22,7 +22,7 @@ from tracestore.errors import TracestoreError
 from tracestore.graph.model import Graph
 from tracestore.shards.batch import ContentHash, from_batch
 from tracestore.shards.manifest import Manifest, ShardEntry
-from tracestore.shards.read import Export, open_export
+from tracestore.shards.read import Export, ShardMissing, open_export
 from tracestore.shards.reasons import Reason, label_of
 from tracestore.shards.row import Row, Sample
 from tracestore.shards.views import BrokenForest, check_forest
@@ -109,12 +109,13 @@ def verify_export(store: Source, project: str, path: str | Path, *, chat: Chat |
 
 def _rows_of(source: Export, shard: ShardEntry, report: Report) -> Iterator[Row]:
     """The rows of a shard, as far as they can be read; its hashes and counts are checked on the way."""
-    path = source.path / shard.file
-    if not path.is_file():
+    try:
+        with source.file(shard) as path:
+            if file_sha256(path) != shard.sha256:
+                report.add("shard_checksum", shard.file, "sha256 differs from the manifest")
+    except ShardMissing:
         report.add("shard_missing", shard.file, "listed in the manifest, not there")
         return
-    if file_sha256(path) != shard.sha256:
-        report.add("shard_checksum", shard.file, "sha256 differs from the manifest")
     content = ContentHash()
     counts = Counter({"rows": 0, "samples": 0, "tokens": 0, "trained_tokens": 0})
     batches = source.batches(shard, check=False)

@@ -31,11 +31,14 @@ from tests.factories import (
     reward,
     user,
 )
+from tests.train.exports import export_of
+from tests.train.rows import episodes_of_one_call
 from tracestore.settings import SETTINGS
 from tracestore.store import Store
 from tracestore.store.blobs import open_blobs
 from tracestore.store.delete import delete_episode
 from tracestore.store.engine import StoreUnavailable, writer
+from tracestore.store.exports import Made, register
 from tracestore.store.keys import NewKey, Right, create_key, revoke_key
 from tracestore.store.redact import add_rules
 from tracestore_api.access import REMEMBERED_S
@@ -114,7 +117,8 @@ def served(store: Store, tmp_path: Path) -> Iterator[Served]:
     clock = Clock()
     blobs = open_blobs(str(tmp_path / "blobs"))
     proxy = Proxy(store, upstream="http://127.0.0.1:9", settings=SETTINGS)
-    app = create_app(store, blobs=blobs, proxy=proxy, clock=clock)
+    exports = [str(tmp_path / "exports")]
+    app = create_app(store, blobs=blobs, proxy=proxy, exported=exports, clock=clock)
     with TestClient(app, base_url="http://127.0.0.1") as client:
         yield Served(store, app, client, clock)
 
@@ -177,25 +181,52 @@ def test_every_door_asks_for_the_scope_that_it_needs_and_for_no_other(served: Se
             assert status != 401, (door, scope)
 
 
-def test_a_thing_of_another_project_is_answered_exactly_as_one_that_is_not_there(served: Served) -> None:
+def exported(store: Store, project: str, folder: Path) -> str:
+    """The manifest hash of an export that a project has registered."""
+    manifest = export_of([episodes_of_one_call([1.0])], folder).manifest
+    made = Made(
+        manifest_hash=manifest.manifest_hash,
+        location=str(folder),
+        spec="{}",
+        snapshot=1,
+        sampled_tokens=2,
+        trained_tokens=2,
+        shards=[],
+    )
+    register(store, project, made)
+    return manifest.manifest_hash
+
+
+def test_a_thing_of_another_project_is_answered_exactly_as_one_that_is_not_there(
+    served: Served, tmp_path: Path
+) -> None:
     mine, theirs = served.key(project="mine"), served.key(project="theirs")
     fill(served, theirs)
     deletion = delete_episode(served.store, "theirs", "half").id
     redaction = add_rules(served.store, "theirs", '[{"name": "p", "path": "meta.p"}]').id
     numbers = {"deletion_id": str(deletion), "redaction_id": str(redaction)}
-    ids = {"episode_id": "the-episode", "call_id": "the-call", "hash": HASH, **numbers}
+    export = exported(served.store, "theirs", tmp_path / "exports" / "one")
+    ids = {
+        "episode_id": "the-episode",
+        "call_id": "the-call",
+        "hash": HASH,
+        "manifest_hash": export,
+        **numbers,
+    }
     asked = 0
     for door in doors(served.app):
         names = re.findall(r"{(\w+)}", door[1])
         if door[0] not in ("GET", "HEAD") or not names or names == ["path"]:
             continue
-        [name] = names
-        assert served.send(door, theirs, **{name: ids[name]}).status_code == 200, door
+        name, *others = names
+        assert others in ([], ["name"])
+        of_file = dict.fromkeys(others, "manifest.json")
+        assert served.send(door, theirs, **{name: ids[name]}, **of_file).status_code == 200, door
         unknown_id = hashlib.sha256(b"nothing").hexdigest() if name == "hash" else "unknown"
         if name in numbers:
             unknown_id = "987654321"
-        foreign = served.send(door, mine, **{name: ids[name]})
-        unknown = served.send(door, mine, **{name: unknown_id})
+        foreign = served.send(door, mine, **{name: ids[name]}, **of_file)
+        unknown = served.send(door, mine, **{name: unknown_id}, **of_file)
         assert foreign.status_code == unknown.status_code == 404, door
         assert foreign.text.replace(ids[name], unknown_id) == unknown.text
         assert headers_of(foreign) == headers_of(unknown), door

@@ -31,8 +31,9 @@ from tracestore.wire.blob import Blob
 from tracestore.wire.events import AnyEvent
 from tracestore_api import blobs as routes
 from tracestore_api.app import create_app
-from tracestore_api.blobs import range_of, upload_headers
+from tracestore_api.blobs import upload_headers
 from tracestore_api.errors import InvalidUpload, RangeNotSatisfiable, UploadStalled
+from tracestore_api.ranges import range_of
 
 DATA = b"0123456789"
 NAME = sha256(DATA).hexdigest()

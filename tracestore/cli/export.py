@@ -41,9 +41,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--out", required=True, metavar="DIR", help="new or empty folder for the export")
     parser.add_argument(
         "--format",
-        choices=("shards", "atif", "otlp"),
+        choices=("shards", "atif", "otlp", "openai"),
         default="shards",
-        help="shards for a trainer, or every episode as an ATIF trajectory or an OTLP request",
+        help="shards for a trainer, or every episode as an ATIF trajectory, an OTLP request or lines for"
+        " OpenAI's fine-tuning",
     )
     parser.add_argument(
         "--spec", metavar="FILE", help="JSON or YAML file that says what is trained (default: rl)"

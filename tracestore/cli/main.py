@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tracestore import __version__
-from tracestore.cli import db, demo, export, import_, keys, serve, show, spool, sql, train, verify
+from tracestore.cli import convert, db, demo, export, import_, keys, serve, show, spool, sql, train, verify
 from tracestore.cli.common import UsageError, Verb
 from tracestore.errors import TracestoreError
 
@@ -22,6 +22,7 @@ VERBS: tuple[tuple[str, Verb], ...] = (
     ("show", show),
     ("sql", sql),
     ("export", export),
+    ("convert", convert),
     ("train", train),
     ("verify", verify),
     ("db", db),

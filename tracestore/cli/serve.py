@@ -70,6 +70,13 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE",
         help="delete what these rules say is due, when it starts and every hour (see `tracestore db retain`)",
     )
+    parser.add_argument(
+        "--exports",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="serve the exports of the projects that lie under this folder; may be repeated (default: none)",
+    )
     _add_settings(parser)
 
 
@@ -123,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
         upstream=args.upstream,
         inject=args.inject,
         retention=() if args.retain is None else rules_of(args.retain),
+        exported=tuple(args.exports),
         on_ready=on_ready,
     )
     return 0

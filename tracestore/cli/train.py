@@ -48,7 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
         example="tracestore train export/ --model ./smollm2 --credit rloo --steps 3 --out trained/",
     )
     parser.add_argument(
-        "export", metavar="EXPORT_DIR", type=Path, help="folder that `tracestore export` wrote"
+        "export", metavar="EXPORT", help="folder that `tracestore export` wrote, or its URL (http, s3)"
     )
     parser.add_argument(
         "--model", metavar="PATH", type=Path, required=True, help="folder that transformers can load"
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     export = open_export(args.export)
     if export.manifest.tokenizer_hash is not None and args.old_logprobs == "recorded":
         raise RenderedExport(
-            path=str(args.export),
+            path=args.export,
             hint="--old-logprobs recomputed trains on it with this model's own logprobs before step one",
         )
     share_cpus()

@@ -57,8 +57,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "exports",
         nargs="*",
-        metavar="EXPORT_DIR",
-        help="exports of the project to check against the store (default: check the store itself)",
+        metavar="EXPORT",
+        help="exports of the project, folders or URLs, to check against the store (default: check the store"
+        " itself)",
     )
     add_blobs_flag(parser)
     parser.add_argument(
@@ -70,10 +71,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from tracestore.shards.files import files_at
     from tracestore.shards.manifest import require_manifest
 
-    for path in args.exports:
-        require_manifest(Path(path))
+    for place in args.exports:
+        require_manifest(files_at(place))
     if args.state is not None and args.exports:
         raise UsageError(hint="--state goes with a check of the store itself")
     found = 0
@@ -121,11 +123,12 @@ def _exports(store: Store, args: argparse.Namespace) -> Iterator[Line]:
 
 def _deleted(store: Store, path: str, args: argparse.Namespace) -> Iterator[Line]:
     """What the store has deleted or redacted since the snapshot of an export, which may hold it."""
+    from tracestore.shards.files import files_at
     from tracestore.shards.manifest import read_manifest
     from tracestore.store.exports import gone
 
     try:
-        manifest = read_manifest(Path(path))
+        manifest = read_manifest(files_at(path))
     except TracestoreError:
         return  # told with all else that is wrong with it
     for kind, id_ in gone(store, args.project, snapshot=manifest.snapshot):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tracestore.errors import TracestoreError
+from tracestore.shards.files import Files, Folder
 from tracestore.shards.schema import SCHEMA_VERSION, schema_hash
 from tracestore.shards.views import Ownership
 
@@ -148,50 +149,54 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         os.close(descriptor)
 
 
-def require_manifest(folder: Path) -> Path:
-    """The path of the manifest of an export.
+def require_manifest(files: Files) -> bytes:
+    """The text of the manifest of an export.
 
     Raises:
         NotAnExport: there is none.
+        Unreachable: see `tracestore.shards.files`.
     """
-    path = folder / MANIFEST_NAME
-    if not path.is_file():
+    try:
+        return files.read(MANIFEST_NAME)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise NotAnExport(
-            path=str(folder), hint="a manifest is written last: export again into an empty folder"
-        )
-    return path
+            path=files.where, hint="a manifest is written last: export again into an empty folder"
+        ) from error
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(place: Path | Files) -> Manifest:
     """The manifest of an export, checked against its own hash and this version's schema.
 
     Raises:
         NotAnExport: there is no manifest.
         ManifestCorrupt: it does not parse, or its content is not what its hash says.
         OtherSchema: the shards have another schema version or other fields.
+        Unreachable: see `tracestore.shards.files`.
     """
-    path = require_manifest(folder)
+    files = Folder(place) if isinstance(place, Path) else place
+    path = f"{files.where}/{MANIFEST_NAME}"
+    text = require_manifest(files)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text)
         body = value["manifest"]
         version = body["schema_version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ManifestCorrupt(path=str(path), problem=str(error), hint="export again") from error
+        raise ManifestCorrupt(path=path, problem=str(error), hint="export again") from error
     if version != SCHEMA_VERSION:
         raise OtherSchema(
-            path=str(path), found=version, expected=SCHEMA_VERSION, hint="export again with this version"
+            path=path, found=version, expected=SCHEMA_VERSION, hint="export again with this version"
         )
     try:
         manifest = Manifest.model_validate(body)
     except ValidationError as error:
-        raise ManifestCorrupt(path=str(path), problem=str(error), hint="export again") from error
+        raise ManifestCorrupt(path=path, problem=str(error), hint="export again") from error
     if manifest.manifest_hash != value.get("manifest_hash"):
         raise ManifestCorrupt(
-            path=str(path),
+            path=path,
             found=manifest.manifest_hash,
             expected=value.get("manifest_hash"),
             hint="the file was changed after it was written; export again",
         )
     if manifest.schema_hash != schema_hash():
-        raise OtherSchema(path=str(path), found=manifest.schema_hash, expected=schema_hash())
+        raise OtherSchema(path=path, found=manifest.schema_hash, expected=schema_hash())
     return manifest

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from tracestore.store import tables as t
 from tracestore.store.engine import writer
-from tracestore.store.store import Store
-from tracestore.store.tombstones import gone_since
+from tracestore.store.query import find_project
+from tracestore.store.store import NotFound, Store
+from tracestore.store.tombstones import gone_since, require_not_deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,75 @@ def register(store: Store, project: str, made: Made) -> None:
             connection.execute(t.shard.insert().values(**row, **shard))
         this = t.project.update().where(p.project_id == project_id)
         connection.execute(this.values(next_key=key + len(made.shards) + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """An export that the store knows of."""
+
+    id: int
+    """Later exports have larger ones."""
+    manifest_hash: str
+    location: str
+    """Where it was written first."""
+    snapshot: int
+    sampled_tokens: int
+    trained_tokens: int
+    created_at: int
+    """Nanoseconds UTC."""
+
+
+def exports(
+    store: Store, project: str, *, before: int | None = None, limit: int | None = None
+) -> list[Registered]:
+    """The exports of a project, the latest first.
+
+    Args:
+        before: those that were registered before this one.
+    """
+    e = t.export.c
+    with store.read() as connection:
+        project_id = _live_project(connection, project)
+        chosen = select(*_COLUMNS).where(e.project_id == project_id).order_by(e.key.desc()).limit(limit)
+        if before is not None:
+            chosen = chosen.where(e.key < before)
+        return [Registered(*row) for row in connection.execute(chosen)]
+
+
+def registered(store: Store, project: str, manifest_hash: str) -> Registered:
+    """The export with this manifest hash.
+
+    Raises:
+        NotFound: the project has none.
+    """
+    e = t.export.c
+    with store.read() as connection:
+        project_id = _live_project(connection, project)
+        chosen = select(*_COLUMNS).where(e.project_id == project_id, e.manifest_hash == manifest_hash)
+        row = connection.execute(chosen).first()
+    if row is None:
+        hint = "GET /v1/exports lists those of the project"
+        raise NotFound(kind="export", id=manifest_hash, project=project, hint=hint)
+    return Registered(*row)
+
+
+def _live_project(connection: Connection, project: str) -> int | None:
+    """The project's number. Raises Deleted for one that was deleted."""
+    project_id = find_project(connection, project)
+    if project_id is not None:
+        require_not_deleted(connection, project_id, "project", project)
+    return project_id
+
+
+_COLUMNS = (
+    t.export.c.key,
+    t.export.c.manifest_hash,
+    t.export.c.location,
+    t.export.c.snapshot_pos,
+    t.export.c.sampled_tokens,
+    t.export.c.trained_tokens,
+    t.export.c.created_at,
+)
 
 
 def gone(store: Store, project: str, *, snapshot: int) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tracestore.errors import TracestoreError
+from tracestore.shards.rewards import reward_terms
 from tracestore.shards.row import Row
 from tracestore.shards.views import Ownership, survivors, weights
 
@@ -114,19 +115,13 @@ def finite(
 
 
 def episode_rewards(row: Row, episodes: Iterable[int]) -> dict[int, float]:
-    """Weighted sum of each episode's own rewards (weight unknown: 1), in order, ungraded episodes left out.
-
-    Rewards of a finer target (agent, call, completion, candidate, token) do not count here.
+    """Sum of each episode's `reward_terms`, in order, ungraded episodes left out.
 
     Raises:
         NonFiniteCredit: a sum is no finite number.
     """
-    terms: dict[int, list[float]] = {episode: [] for episode in episodes}
-    for reward in row.rewards:
-        if reward.target == "episode" and reward.episode in terms:
-            terms[reward.episode].append(reward.value * (1.0 if reward.weight is None else reward.weight))
     sums: dict[int, float] = {}
-    for episode, values in terms.items():
+    for episode, values in reward_terms(row, episodes).items():
         if values:
             [sums[episode]] = finite(
                 lambda some: [math.fsum(some)],

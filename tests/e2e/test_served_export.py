@@ -1,0 +1,37 @@
+"""An export goes from one machine to the next: exported, served, verified and converted by its URL."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.databases import empty_store
+from tests.exporters.stores import all_scenarios
+from tests.factories import posted
+from tests.serving import running_server
+from tracestore.cli.main import main
+from tracestore.shards.batch import content_hash
+from tracestore.shards.read import open_export
+from tracestore.store import Store
+
+
+def test_a_served_export_is_read_verified_and_converted_by_its_url(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store.open(empty_store(tmp_path / "store.db")) as store:
+        store.ingest("default", [posted(event) for event in all_scenarios()])
+    db = ["--db", f"sqlite:///{tmp_path}/store.db", "--json"]
+    assert main(["export", *db, "--out", str(tmp_path / "out")]) == 0
+    made = json.loads(capsys.readouterr().out)
+    with running_server(tmp_path / "store.db", flags=["--exports", str(tmp_path)]) as server:
+        url = f"{server.url}/v1/exports/{made['manifest_hash']}"
+        export = open_export(url)
+        [shard] = export.manifest.shards
+        assert content_hash(export.batches(shard)) == shard.content_hash
+        assert main(["verify", *db, url]) == 0
+        out = str(tmp_path / "sft")
+        assert main(["convert", url, "--to", "sft", "--out", out, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert facts["trained_tokens"] == made["trained_tokens"]
