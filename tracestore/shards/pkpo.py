@@ -11,8 +11,8 @@ and sum_i s_i * grad log pi(attempt i) is an unbiased gradient. For rewards 0 an
 
 so a wrong attempt earns what the others would have earned without it, and k = 1 gives r/n.
 
-Source: Walder & Karkhanis, Pass@K Policy Optimization (arXiv 2505.15201), for the binary weights; the sum over
-subsets is our derivation, unbiased for any rewards (the test enumerates a small policy).
+Source: Walder & Karkhanis, Pass@K Policy Optimization (arXiv 2505.15201), for the binary weights; the sum
+over subsets is our derivation, unbiased for any rewards (the test enumerates a small policy).
 
 Worked: n = 4, c = 1, k = 2: right 2/4 = .5, wrong 2/4 * (1 - C(2, 1) / C(3, 1)) = .5 * (1 - 2/3) = .1667.
 """
