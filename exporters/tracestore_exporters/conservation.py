@@ -24,6 +24,7 @@ class Tally:
     completions: int = 0
     calls_without_ids: int = 0
     tokens_without_ids: int | None = None
+    stripped: int = 0
     rendered: int = 0
     not_rendered: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -38,6 +39,7 @@ class Tally:
         self.calls_without_ids += other.calls_without_ids
         if other.tokens_without_ids is not None:
             self.tokens_without_ids = (self.tokens_without_ids or 0) + other.tokens_without_ids
+        self.stripped += other.stripped
         self.rendered += other.rendered
         self.not_rendered += other.not_rendered
         self.left_out += other.left_out
@@ -53,6 +55,7 @@ class Tally:
             completions=self.completions,
             no_token_ids_calls=self.calls_without_ids,
             no_token_ids_tokens=self.tokens_without_ids,
+            stripped_stop_tokens=self.stripped,
             rendered_completions=self.rendered,
             not_rendered=dict(sorted(self.not_rendered.items())),
             left_out=dict(sorted(self.left_out.items())),
@@ -69,6 +72,7 @@ def recorded(graphs: Iterable[Graph]) -> Tally:
             if completion.token_ids is not None:
                 tally.completions += 1
                 tally.sampled += len(completion.token_ids)
+                tally.stripped += completion.stop_token_stripped is True
         for call_id, call in graph.calls.items():
             ids = [graph.completions[key].token_ids for key in graph.completions_of(call_id)]
             if not any(one is None for one in ids):

@@ -26,6 +26,7 @@ from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row
 from tracestore.shards.schema import schema_hash
 from tracestore.shards.write import fsync_folder, write_shard
+from tracestore_exporters.boundaries import boundary_notes
 from tracestore_exporters.conservation import Tally, exported, still_open
 from tracestore_exporters.plan import PlannedGroup, PlannedShard, closed_by, shard_plan
 from tracestore_exporters.rendering import Source, source_of
@@ -192,7 +193,11 @@ class _Exporter:
             causes=dict(sorted(self._causes.items())),
             conservation=self._tally.conservation(),
             tombstones=self._store.tombstones(self._project, snapshot=self._snapshot),
-            notes=(*(() if trains else self._why_empty()), *self._of_rendering()),
+            notes=(
+                *(() if trains else self._why_empty()),
+                *self._of_rendering(),
+                *boundary_notes(self._causes),
+            ),
         )
 
     def _of_rendering(self) -> tuple[str, ...]:

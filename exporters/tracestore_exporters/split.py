@@ -7,13 +7,15 @@ worked out from messages, tools and images where it did not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tracestore.graph.model import Graph, Node
+from tracestore.graph.model import Graph
 from tracestore_exporters.forest import Forest
 from tracestore_exporters.units import Unit
 
+_CHANGED: Mapping[str | None, str] = {"assistant": "rewrite", "tool": "tool_result_clearing"}
+"""By the role of a message that has another in its place."""
 _NOT_DONE = frozenset({"rejected", "cancelled", "failed"})
 
 
@@ -90,7 +92,7 @@ class _Causes:
             return self._origin(unit)
         if _same_context(before, unit):
             return None
-        return "rewrite" if self._rewritten(before, unit) else "unknown"
+        return self._changed(before, unit)
 
     def _parted(self, unit: Unit, parent: Unit) -> str:
         """The messages continue a call of this agent, the ids do not."""
@@ -98,7 +100,7 @@ class _Causes:
             return "tools_change"
         if unit.exact:
             return "template_drift"
-        return "rewrite" if self._rewritten(parent, unit) else "unknown"
+        return self._changed(parent, unit)
 
     def _origin(self, unit: Unit) -> str:
         graph = self._graphs[unit.episode]
@@ -109,17 +111,15 @@ class _Causes:
             return "fork"
         return "root"
 
-    def _rewritten(self, before: Unit, unit: Unit) -> bool:
-        """Whether the first message that differs is an answer in both contexts: the harness rewrote it."""
+    def _changed(self, before: Unit, unit: Unit) -> str:
+        """What a harness did that says nothing of it, by the first message that differs: it rewrote an
+        answer, or put something else in the place of a tool's result."""
         graph = self._graphs[unit.episode]
         old = graph.path(graph.completion_node.get(before.key, graph.prompt_node.get(before.call.id)))
         new = graph.path(graph.prompt_node.get(unit.call.id))
         pair = next(((a, b) for a, b in zip(old, new, strict=False) if a.key != b.key), None)
-        return pair is not None and all(_is_answer(node) for node in pair)
-
-
-def _is_answer(node: Node) -> bool:
-    return node.role == "assistant"
+        roles = set() if pair is None else {node.role for node in pair}
+        return _CHANGED.get(roles.pop(), "unknown") if len(roles) == 1 else "unknown"
 
 
 def _same_context(before: Unit, unit: Unit) -> bool:

@@ -150,6 +150,7 @@ class _Check:
         self._spec = spec
         self._report = report
         self._excluded: Counter[str] = Counter()
+        self._stripped = 0
         self._rendered = 0
         self._not_rendered: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
@@ -229,7 +230,7 @@ class _Check:
             graphs = self._graphs(ref)
             if group_info(list(graphs.values()), project=self._manifest.project, group=ref) is None:
                 self._add(_sampled(graphs), Reason.GROUP_OPEN)
-                self._count_rendering(graphs)
+                self._count_answers(graphs)
                 continue
             expected = expected_of_group(graphs, self._spec)
             if any((one.reason == Reason.TRAINED).any() for one in expected.values()):
@@ -262,6 +263,12 @@ class _Check:
                 "manifest",
                 f"recomputed {dict(sorted(self._excluded.items()))}, the table {table.excluded}",
             )
+        if self._stripped != table.stripped_stop_tokens:
+            report.add(
+                "stripped_count",
+                "manifest",
+                f"{self._stripped} answers lack their stop token, the table {table.stripped_stop_tokens}",
+            )
         for name, recomputed in (
             ("rendered_completions", self._rendered),
             ("not_rendered", dict(self._not_rendered)),
@@ -286,10 +293,12 @@ class _Check:
                     self._excluded[label_of(value)] += count
         stray = _sampled(graphs) - sum(len(one.ids) for one in expected.values())
         self._add(stray, Reason.CALL_INCOMPLETE)
-        self._count_rendering(graphs)
+        self._count_answers(graphs)
 
-    def _count_rendering(self, graphs: Mapping[str, Graph]) -> None:
+    def _count_answers(self, graphs: Mapping[str, Graph]) -> None:
         for graph in graphs.values():
+            for answer in graph.completions.values():
+                self._stripped += answer.token_ids is not None and answer.stop_token_stripped is True
             if graph.rendering is not None:
                 keys = [key for key, one in graph.completions.items() if one.token_ids is not None]
                 self._rendered += sum(call_id in graph.rendering.calls for call_id, _ in keys)

@@ -52,6 +52,7 @@ SURFACE = {
     "train": {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),
         *("--max-tokens", "--micro-batch-tokens", "--seed", "--run", "--out", "--db", "--json"),
+        "--pass-k",
     },
     "verify": {
         *("--blobs", "--db", "--json", "--project", "--state", "--template", "--tokenizer"),

@@ -94,3 +94,9 @@ def test_a_folder_without_a_model_is_an_error_that_says_what_transformers_says(
 def test_an_unknown_rule_is_refused_before_the_model_is_loaded(folders: tuple[Path, Path]) -> None:
     with pytest.raises(UnknownRule):
         run(folders[0], "--model", folders[0], "--credit", "grpo")
+
+
+@pytest.mark.parametrize("flags", [("--credit", "pkpo"), ("--credit", "rloo", "--pass-k", "2")])
+def test_pkpo_and_its_k_go_together(folders: tuple[Path, Path], flags: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="--pass-k K"):
+        run(folders[0], "--model", folders[0], *flags)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests import factories as make
 from tracestore.wire.call import Policy
+from tracestore.wire.completion import VersionRun
 from tracestore.wire.events import AnyEvent
 
 Ids = tuple[int, ...]
@@ -97,7 +98,29 @@ def _episode(draw: st.DrawFn, tree: Tree, name: str, openings: Sequence[Ids], ma
     contexts = [_Context(name, agent, draw(st.sampled_from(openings))) for agent in agents]
     for number in range(draw(st.integers(1, max_calls))):
         contexts += _call(draw, tree, draw(st.sampled_from(contexts)), f"{name}-c{number}", number)
+    _judged(draw, tree, name)
     tree.events.append(make.reward(f"{name}-r", draw(st.sampled_from([0.0, 1.0])), episode=name))
+
+
+def _judged(draw: st.DrawFn, tree: Tree, name: str) -> None:
+    """Perhaps a set of candidates that was chosen from, and an answer that replaced a context."""
+    answered = [(call_id, index) for episode, call_id, index in tree.sampled if episode == name]
+    if len(answered) < 2 or not draw(st.booleans()):
+        return
+    keys = draw(st.lists(st.sampled_from(answered), min_size=2, max_size=3, unique=True))
+    members = [make.member(*key, score=number / 2) for number, key in enumerate(keys)]
+    if draw(st.integers(0, 3)) == 0:
+        members[0] = make.member(agent=f"{name}-sub", score=0.0)
+    main = f"{name}-main"
+    tree.events.append(make.candidate_set(f"{name}-set", *members, episode=name, agent=main))
+    chosen = draw(st.lists(st.integers(0, len(members)), max_size=2, unique=True))
+    treatment = draw(st.sampled_from([None, "exclude", "negative"]))
+    tree.events.append(
+        make.selection(f"{name}-sel", f"{name}-set", *chosen, episode=name, treatment=treatment)
+    )
+    author = {"author_call_id": keys[0][0], "author": draw(st.sampled_from([None, "policy", "harness"]))}
+    status = draw(st.sampled_from(["accepted", "rejected"]))
+    tree.events.append(make.compaction(f"{name}-x", episode=name, agent=main, status=status, **author))
 
 
 def _call(draw: st.DrawFn, tree: Tree, context: _Context, call_id: str, ordinal: int) -> list[_Context]:
@@ -117,7 +140,13 @@ def _call(draw: st.DrawFn, tree: Tree, context: _Context, call_id: str, ordinal:
     if context.parent is not None and draw(st.booleans()):
         named = {"parent": context.parent[0], "completion": context.parent[1]}
     bodies = [
-        make.answer(None, ids=ids if has_ids else None, logprobs=_logprobs(draw, ids)) for ids in answers
+        make.answer(
+            None,
+            ids=ids if has_ids else None,
+            logprobs=_logprobs(draw, ids),
+            versions=_versions(draw, ids) if has_ids else None,
+        )
+        for ids in answers
     ]
     tree.events.append(
         make.call(
@@ -143,6 +172,13 @@ def _call(draw: st.DrawFn, tree: Tree, context: _Context, call_id: str, ordinal:
             heard = tuple(draw(st.lists(_TOKENS, max_size=2)))
             opened.append(_Context(context.episode, context.agent, (*prompt, *ids, *heard), (call_id, index)))
     return opened
+
+
+def _versions(draw: st.DrawFn, ids: Ids) -> list[VersionRun] | None:
+    """Perhaps a policy that changed after the first token."""
+    if len(ids) < 2 or draw(st.integers(0, 3)):
+        return None
+    return [VersionRun(start=start, name="p", version=2 + start) for start in (0, 1)]
 
 
 def _logprobs(draw: st.DrawFn, ids: Ids) -> list[float | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -36,6 +37,7 @@ _ANY: dict[str, st.SearchStrategy[Any]] = {
     "started_before": st.sampled_from([None, None, 2**62]),
     "max_tokens": st.sampled_from([None, 1, 3, 6]),
     "beyond_max": st.sampled_from(["exclude", "cut"]),
+    "ownership": st.sampled_from(["train_once", "tree_mean"]),
     "max_row_bytes": st.sampled_from([2**28, 60]),
     "shard_rows": st.sampled_from([1, 64]),
 }
@@ -134,7 +136,20 @@ def _post_export_and_check(store: Store, recording: Recording, spec: Spec, folde
 def test_every_sampled_token_of_a_group_of_colliding_ids_is_trained_once_or_has_a_reason(
     tree: Tree, spec: Spec, folder: Path
 ) -> None:
+    _export_and_check(tree, spec, folder)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7_200)
+@settings(max_examples=10_000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tree=trees(), spec=SPECS)
+def test_the_same_holds_for_ten_thousand_groups(tree: Tree, spec: Spec, folder: Path) -> None:
+    _export_and_check(tree, spec, folder)
+
+
+def _export_and_check(tree: Tree, spec: Spec, folder: Path) -> None:
     source, out = MemorySource(tree.events), folder / f"t{next(_numbers)}"
     manifest = export(source, "p", out, spec)
     check(manifest, out, num_sampled(tree.events))
     assert verify_export(source, "p", out).findings == []
+    shutil.rmtree(out)

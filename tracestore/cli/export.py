@@ -200,6 +200,7 @@ def _print_json(manifest: Manifest, out: str) -> None:
             "excluded_tokens": table.excluded_tokens,
             "excluded": table.excluded,
             "no_token_ids_calls": table.no_token_ids_calls,
+            "stripped_stop_tokens": table.stripped_stop_tokens,
             "rendered_completions": table.rendered_completions,
             "not_rendered": table.not_rendered,
             "left_out": table.left_out,
@@ -216,6 +217,9 @@ def _print_tables(manifest: Manifest, args: argparse.Namespace) -> None:
     without = manifest.conservation.no_token_ids_calls
     if without:
         print_line(f"calls without token ids: {without} (not part of the sum)")
+    stripped = manifest.conservation.stripped_stop_tokens
+    if stripped:
+        print_line(f"answers without the stop token they ended with: {stripped} (not part of the sum)")
     rendering = rendering_lines(manifest.conservation)
     if rendering:
         print_line()

@@ -53,7 +53,15 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--model", metavar="PATH", type=Path, required=True, help="folder that transformers can load"
     )
-    parser.add_argument("--credit", metavar="RULE", default="shared", help="shared or rloo (default: shared)")
+    parser.add_argument(
+        "--credit", metavar="RULE", default="shared", help="shared, rloo or pkpo (default: shared)"
+    )
+    parser.add_argument(
+        "--pass-k",
+        metavar="K",
+        type=whole_number(least=1),
+        help="with --credit pkpo: of how many attempts at a task the best one counts",
+    )
     parser.add_argument(
         "--loss", metavar="NAME", default="clipped", help="clipped or reinforce (default: clipped)"
     )
@@ -150,9 +158,12 @@ def _settings(args: argparse.Namespace) -> Settings:
     from tracestore.train.losses import check_loss
 
     check_rule(args.credit)
+    if (args.credit == "pkpo") != (args.pass_k is not None):
+        raise UsageError(credit=args.credit, hint="--credit pkpo and --pass-k K go together")
     check_loss(args.loss)
     return Settings(
         credit=args.credit,
+        pass_k=args.pass_k,
         loss=args.loss,
         old_logprobs=args.old_logprobs,
         steps=args.steps,

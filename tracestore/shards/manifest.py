@@ -70,6 +70,8 @@ class Conservation(_Frozen):
     """Answered calls without ids: not part of the sum."""
     no_token_ids_tokens: int | None
     """What their usage says they sampled, where any of them says it."""
+    stripped_stop_tokens: int = 0
+    """Completions whose ids lack the stop token that was sampled last: no part of the sum."""
     rendered_completions: int = 0
     """Those of the completions whose ids a chat template gave; their tokens are part of the sum."""
     not_rendered: dict[str, int] = {}

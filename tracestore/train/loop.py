@@ -52,6 +52,8 @@ class Settings:
 
     credit: str = "shared"
     """Name of a rule of `tracestore.train.credit.RULES`."""
+    pass_k: int | None = None
+    """`pkpo`: of how many attempts at a task the best one counts."""
     loss: str = "clipped"
     """Name of a loss of `tracestore.train.losses.LOSSES`."""
     clip: Clip = field(default_factory=Clip)
@@ -240,7 +242,8 @@ class _Trainer:
 
     def _work(self, epoch: int) -> Iterator[tuple[Forest, Targets]]:
         for shard, row in shuffled_rows(self.export, seed=self.settings.seed, epoch=epoch):
-            given = advantages(row, rule=self.settings.credit, context=Context(step=self.num_steps))
+            context = Context(step=self.num_steps, pass_k=self.settings.pass_k)
+            given = advantages(row, rule=self.settings.credit, context=context)
             grown = forest(row, shard=shard)
             old_T = self._old.get(_key(shard, row))
             credit = combine(row, given, ownership=self.export.manifest.ownership)

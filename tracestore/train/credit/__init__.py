@@ -10,11 +10,15 @@ from collections.abc import Callable, Mapping
 
 from tracestore.errors import TracestoreError
 from tracestore.shards.row import Row
-from tracestore.train.credit import rloo, shared
+from tracestore.train.credit import pkpo, rloo, shared
 from tracestore.train.credit.base import Advantages, Context
 from tracestore.train.credit.candidates import treat
 
-RULES: Mapping[str, Callable[[Row, Context], Advantages]] = {"shared": shared.credit, "rloo": rloo.credit}
+RULES: Mapping[str, Callable[[Row, Context], Advantages]] = {
+    "shared": shared.credit,
+    "rloo": rloo.credit,
+    "pkpo": pkpo.credit,
+}
 """What `--credit RULE` can name."""
 
 
@@ -36,6 +40,7 @@ def advantages(row: Row, *, rule: str, context: Context) -> Advantages:
     Raises:
         UnknownRule: no rule has this name.
         NonFiniteCredit: a composed reward or an advantage is no finite number.
+        MissingPassK: `pkpo` without `context.pass_k`.
         UnsupportedTreatment, MissingScore: see `tracestore.train.credit.candidates`.
     """
     check_rule(rule)

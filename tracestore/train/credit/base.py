@@ -29,6 +29,8 @@ class Context:
 
     step: int = 0
     """Optimizer step, for annealed terms."""
+    pass_k: int | None = None
+    """Of how many attempts the best one counts, for `pkpo`."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Advantages:
     """(sample, completion) -> advantage. A pair that is missing has no advantage, which is not 0: it is not
     trained and not counted in a denominator."""
     notes: Mapping[str, int] = field(default_factory=dict)
-    """Counted on the way: ungraded_episodes, excluded_episodes, groups_without_spread, singleton_groups."""
+    """Counted on the way: ungraded_episodes, excluded_episodes, groups_without_spread, singleton_groups,
+    groups_smaller_than_k."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,13 @@ def episode_advantages(
         else:
             shares = finite(advantage, values, group_id=row.group_id, hint="scale the group's rewards down")
         given.update(zip(rewards, shares, strict=True))
+    return on_every_completion(row, given, rule=rule, notes=notes)
+
+
+def on_every_completion(
+    row: Row, given: Mapping[int, float], *, rule: str, notes: Mapping[str, int]
+) -> Advantages:
+    """One scalar per episode, on every completion of every sample of it; episodes in none have none."""
     return Advantages(
         rule=rule,
         values={
