@@ -278,7 +278,7 @@ def test_a_rejected_candidate_keeps_its_score_and_its_flag(store: Store) -> None
 
 
 def test_what_selections_say_does_not_depend_on_which_came_last(store: Store) -> None:
-    """Each chooses; scores and treatment are those of the last by id; one beyond the set counts for nothing."""
+    """Each chooses; scores and treatment are of the last by id; one beyond the set counts for nothing."""
     said = [
         make.selection("sel0", "set1", 0, scores={0: 0.2, 1: 0.3}, treatment="exclude"),
         make.selection("sel1", "set1", 1, scores={1: 0.7}, treatment="negative"),
