@@ -1,8 +1,5 @@
 """Blobs as objects of a bucket: s3://BUCKET/PREFIX/<sha256 of the project>/<hash>.
 
-By boto3, which aborts a multipart upload that fails. A stream of pyarrow's file system can only be closed,
-and that makes an object of whatever it got.
-
 When the upload to the bucket began is written on the object, by the clock of the server that kept it: a
 bucket's own time is in seconds. A bucket has no removal by that condition, so between the look at an object
 and its removal lies one request, in which it may be sent again and be gone.
@@ -15,30 +12,20 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import parse_qsl, urlsplit
 
-from tracestore.store.blobs.base import STEP, BadBlobStore, BlobNotFound, BlobStoreUnavailable, folder_of
+from tracestore.store.blobs.base import STEP, BadBlobStore, BlobNotFound, folder_of
+from tracestore.store.blobs.bucket import ASK_AT_ONCE, TRANSFER, object_errors, open_bucket, status_of
 from tracestore.store.blobs.uploads import Uploads
 
-try:
-    import boto3
-    from boto3.exceptions import Boto3Error
-    from boto3.s3.transfer import TransferConfig
-    from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError
-except ImportError as error:
-    raise BadBlobStore(where="s3://", hint="install tracestore[s3]") from error
+# Behind `bucket`, which says what to install where this is not there.
+from botocore.exceptions import ClientError  # isort: skip
 
-_PARAMETERS = frozenset({"endpoint", "region"})
-_ASK_AT_ONCE = 16
 _SENT_AT = "sent-at"
 """Metadata of an object: nanoseconds UTC."""
-_TRANSFER = TransferConfig(multipart_chunksize=16 * 2**20, multipart_threshold=16 * 2**20, max_concurrency=4)
-"""At most 64 MiB in memory for one upload."""
 
 
 class ObjectBlobs:
@@ -57,46 +44,20 @@ class ObjectBlobs:
         Raises:
             BadBlobStore: the place is written wrongly, is not there, or is closed to us.
         """
-        parts = urlsplit(where)
-        named = dict(parse_qsl(parts.query, keep_blank_values=True))
-        if not parts.netloc or parts.fragment or not named.keys() <= _PARAMETERS or "@" in parts.netloc:
-            hint = "write s3://BUCKET/PREFIX?endpoint=URL&region=NAME; credentials go into the environment"
-            raise BadBlobStore(
-                where=parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(), hint=hint
-            )
-        endpoint = named.get("endpoint")
-        config = Config(
-            connect_timeout=10,
-            read_timeout=60,
-            retries={"mode": "standard", "max_attempts": 3},
-            max_pool_connections=4 * _ASK_AT_ONCE,
-            # Of servers other than Amazon's few know buckets as parts of the host name.
-            s3={"addressing_style": "path"} if endpoint else None,
-        )
-        try:
-            client = boto3.client("s3", endpoint_url=endpoint, region_name=named.get("region"), config=config)
-            client.head_bucket(Bucket=parts.netloc)
-        except (BotoCoreError, ClientError, ValueError) as error:
-            hint = "check bucket, endpoint, region and the credentials in the environment"
-            raise BadBlobStore(where=where, reason=str(error), hint=hint) from error
-        prefix = parts.path.strip("/")
-        return cls(
-            client,
-            bucket=parts.netloc,
-            prefix=f"{prefix}/" if prefix else "",
-            uploads=_waiting_room() / sha256(where.encode()).hexdigest(),
-        )
+        place = open_bucket(where)
+        waiting = _waiting_room() / sha256(where.encode()).hexdigest()
+        return cls(place.client, bucket=place.name, prefix=place.prefix, uploads=waiting)
 
     @property
     def uploads(self) -> Uploads:
         return self._uploads
 
     def size(self, project: str, name: str) -> int | None:
-        with _object_errors(name):
+        with object_errors(name):
             try:
                 found = self._client.head_object(Bucket=self._bucket, Key=self._key(project, name))
             except ClientError as error:
-                if _status(error) == 404:
+                if status_of(error) == 404:
                     return None
                 raise
             return int(found["ContentLength"])
@@ -104,50 +65,50 @@ class ObjectBlobs:
     def renew(self, project: str, name: str) -> int | None:
         """The object is copied onto itself, by the bucket: a time cannot be written on one that is there."""
         key = self._key(project, name)
-        with _object_errors(name):
+        with object_errors(name):
             try:
                 self._client.copy(
                     {"Bucket": self._bucket, "Key": key},
                     self._bucket,
                     key,
                     ExtraArgs={"MetadataDirective": "REPLACE", **_sent_now()},
-                    Config=_TRANSFER,
+                    Config=TRANSFER,
                 )
             except ClientError as error:
-                if _status(error) == 404:
+                if status_of(error) == 404:
                     return None
                 raise
         return self.size(project, name)
 
     def sizes(self, project: str, names: Collection[str]) -> Mapping[str, int]:
-        with ThreadPoolExecutor(_ASK_AT_ONCE) as pool:
+        with ThreadPoolExecutor(ASK_AT_ONCE) as pool:
             found = zip(names, pool.map(lambda name: self.size(project, name), names), strict=True)
             return {name: size for name, size in found if size is not None}
 
     def read(self, project: str, name: str, *, start: int, stop: int) -> Iterator[bytes]:
         if start >= stop:
             return
-        with _object_errors(name):
+        with object_errors(name):
             try:
                 found = self._client.get_object(
                     Bucket=self._bucket, Key=self._key(project, name), Range=f"bytes={start}-{stop - 1}"
                 )
             except ClientError as error:
-                if _status(error) == 404:
+                if status_of(error) == 404:
                     raise BlobNotFound(hash=name) from None
                 raise
             with closing(found["Body"]) as body:
                 yield from body.iter_chunks(STEP)
 
     def keep(self, project: str, name: str, file: Path) -> None:
-        with _object_errors(name):
+        with object_errors(name):
             self._client.upload_file(
-                str(file), self._bucket, self._key(project, name), ExtraArgs=_sent_now(), Config=_TRANSFER
+                str(file), self._bucket, self._key(project, name), ExtraArgs=_sent_now(), Config=TRANSFER
             )
 
     def sent_before(self, project: str, at: int) -> Iterator[str]:
         prefix = self._key(project, "")
-        with _object_errors(prefix):
+        with object_errors(prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
             for found in (one for page in pages for one in page.get("Contents", ())):
                 if found["LastModified"].timestamp() * 10**9 < at:
@@ -155,11 +116,11 @@ class ObjectBlobs:
 
     def remove(self, project: str, name: str, *, sent_before: int) -> bool:
         this = {"Bucket": self._bucket, "Key": self._key(project, name)}
-        with _object_errors(name):
+        with object_errors(name):
             try:
                 found = self._client.head_object(**this)
             except ClientError as error:
-                if _status(error) == 404:
+                if status_of(error) == 404:
                     return True
                 raise
             if _sent_at(found) >= sent_before:
@@ -191,16 +152,3 @@ def _waiting_room() -> Path:
             where=str(folder), hint="uploads wait here, and others may write to it: set TMPDIR"
         )
     return folder
-
-
-@contextmanager
-def _object_errors(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (BotoCoreError, ClientError, Boto3Error) as error:
-        raise BlobStoreUnavailable(hash=name, reason=str(error), hint="try again later") from error
-
-
-def _status(error: Any) -> int:
-    status: int = error.response["ResponseMetadata"]["HTTPStatusCode"]
-    return status
