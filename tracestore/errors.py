@@ -25,7 +25,17 @@ class TracestoreError(Exception):
     def title(self) -> str:
         return (type(self).__doc__ or "").strip().split("\n", 1)[0].rstrip(".")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Values have names, which Exception's own way from process to process forgets.
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
     def __str__(self) -> str:
         facts = ", ".join(f"{name}={value!r}" for name, value in self.values.items() if value is not None)
         message = f"{self.title}: {facts}" if facts else self.title
         return f"{message}; {self.hint}" if self.hint else message
+
+
+def _as_it_was(kind: type[TracestoreError], args: tuple[Any, ...], state: dict[str, Any]) -> TracestoreError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error

@@ -1,34 +1,40 @@
-"""Store -> shards on disk: a snapshot becomes an export, whole or not at all.
+"""Store -> shards: a snapshot becomes an export, whole or not at all.
 
-    groups of the snapshot -> plan -> per group: graphs -> rows -> one shard file each plan entry -> manifest
+    groups of the snapshot -> plan -> per shard: graphs -> rows -> one file and its part -> manifest
 
-Everything is written into a folder beside `out` that takes its name in the end, so a killed export leaves
-nothing that looks like one.
+The plan is fixed before the first shard is written. An export that was killed is gone on with by the same
+command: it keeps the shards that are finished, at the snapshot of the plan.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import pyarrow as pa
-
-import tracestore
 from tracestore.errors import TracestoreError
 from tracestore.graph.model import Graph
-from tracestore.shards.manifest import Manifest, ShardEntry, write_manifest
+from tracestore.shards.manifest import Manifest
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row
-from tracestore.shards.schema import schema_hash
-from tracestore.shards.write import fsync_folder, write_shard
-from tracestore_exporters.boundaries import boundary_notes
+from tracestore.store.load import SnapshotGone
+from tracestore_exporters.assemble import manifest_of
 from tracestore_exporters.conservation import Tally, exported, still_open
-from tracestore_exporters.plan import PlannedGroup, PlannedShard, closed_by, shard_plan
+from tracestore_exporters.parts import Part, Parts
+from tracestore_exporters.place import NotEmpty, Place, place_at
+from tracestore_exporters.plan import (
+    Asked,
+    Means,
+    Plan,
+    PlannedGroup,
+    PlannedShard,
+    PlanRecord,
+    closed_by,
+    shard_plan,
+)
 from tracestore_exporters.rendering import Source, source_of
 from tracestore_exporters.rows import GroupInfo, plan_rows
 from tracestore_exporters.spec import Spec
@@ -36,12 +42,14 @@ from tracestore_exporters.spec import Spec
 if TYPE_CHECKING:
     from tracestore.tokens.chat import Chat
 
+__all__ = ["BeyondLatest", "NotEmpty", "OtherExport", "UnknownGroup", "export"]
+
 Progress = Callable[[int, int], None]
 """Called with (groups done, groups in all)."""
+Note = Callable[[str], None]
+"""Called with a line that a person should read."""
 
-
-class NotEmpty(TracestoreError):
-    """The export folder exists and is not empty."""
+_LOOK_AT_ONCE = 8
 
 
 class BeyondLatest(TracestoreError):
@@ -52,6 +60,12 @@ class BeyondLatest(TracestoreError):
 
 class UnknownGroup(TracestoreError):
     """The spec names groups that the project does not have at this snapshot."""
+
+    exit_code = 2
+
+
+class OtherExport(TracestoreError):
+    """Another export was begun there and not finished."""
 
     exit_code = 2
 
@@ -69,6 +83,43 @@ class GroupLike(Protocol):
     def ended(self) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is the same for every shard of an export. It goes from process to process as a value."""
+
+    project: str
+    snapshot: int
+    spec: Spec
+    means: Means
+    parts: Parts
+
+
+class Engine(Protocol):
+    """Who makes the shards of an export."""
+
+    def __call__(
+        self, task: Task, shards: Sequence[PlannedShard], *, advance: Callable[[int], None], lock: int | None
+    ) -> Iterator[Part]:
+        """Makes the shards, in any order, and gives their parts as they are kept.
+
+        Args:
+            advance: called with the number of groups that were done since the last call.
+            lock: a descriptor that every process which writes keeps open.
+        """
+
+
+def in_process(source: Source) -> Engine:
+    """This process makes one shard after the other."""
+
+    def run(
+        task: Task, shards: Sequence[PlannedShard], *, advance: Callable[[int], None], lock: int | None
+    ) -> Iterator[Part]:
+        for shard in shards:
+            yield cut_shard(source, task, shard, advance=advance)
+
+    return run
+
+
 def export(
     store: Source,
     project: str,
@@ -78,39 +129,35 @@ def export(
     snapshot: int | None = None,
     chat: Chat | None = None,
     progress: Progress | None = None,
+    engine: Engine | None = None,
+    note: Note | None = None,
+    register: Callable[[Manifest], None] | None = None,
 ) -> Manifest:
-    """Writes an export of a project and returns its manifest.
+    """Writes an export of a project and returns its manifest, which is the same whoever makes the shards.
 
     Args:
-        out: a folder that does not exist or is empty.
-        snapshot: commit position to read; None: the latest.
+        out: a folder that does not exist or is empty, or `s3://BUCKET/PREFIX`. Where an export was begun and
+            not finished, by the same arguments, it is gone on with.
+        snapshot: commit position to read; None: the latest, or that of what is gone on with.
         chat: what a spec with `render` renders text with.
+        engine: who makes the shards; None: this process.
+        register: called once the export stands, and again by the next run where this one is killed in it.
 
     Raises:
         NotEmpty: something is in the folder.
+        InUse: another exporter is writing there.
+        OtherExport: what was begun there was asked for otherwise.
         UnknownGroup: the spec names a group that is not there.
         BeyondLatest: `snapshot` has not been reached.
         NoTokenizer, NothingToRender, RenderedForRl: see `rendering.source_of`.
     """
-    source = source_of(store, spec, chat)
-    folder = Path(os.path.abspath(out))
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise NotEmpty(path=str(folder), hint="name a new folder: an export is never changed or mixed")
-    latest = store.snapshot(project)
-    if snapshot is not None and snapshot > latest:
-        # What is committed later would belong to it, so a second export of it would differ.
-        raise BeyondLatest(snapshot=snapshot, latest=latest, hint=f"name one up to {latest}, or none")
-    at = latest if snapshot is None else snapshot
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staged = folder.with_name(f".{folder.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
-    staged.mkdir()
-    try:
-        manifest = _Exporter(source, project, spec, at, chat, progress).write(staged)
-        os.replace(staged, folder)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
-    fsync_folder(folder.parent)
+    exporter = _Exporter(store, project, spec, chat, engine, progress, note)
+    exporter.require_reached(snapshot)
+    with place_at(out) as place:
+        manifest = exporter.write(place, snapshot)
+        if register is not None:
+            register(manifest)
+        place.clear()
     return manifest
 
 
@@ -120,113 +167,145 @@ class _Exporter:
         store: Source,
         project: str,
         spec: Spec,
-        snapshot: int,
         chat: Chat | None,
+        engine: Engine | None,
         progress: Progress | None,
+        note: Note | None,
     ) -> None:
-        self._store = store
+        self._source = source_of(store, spec, chat)
         self._project = project
         self._spec = spec
-        self._snapshot = snapshot
-        self._chat = chat
-        self._progress = progress
-        self._tally = Tally()
-        self._causes: Counter[str] = Counter()
-        self._open = self._done = self._total = 0
+        self._means = Means.here(chat)
+        self._engine = engine or in_process(self._source)
+        self._progress = progress or (lambda done, total: None)
+        self._note = note or (lambda text: None)
 
-    def write(self, folder: Path) -> Manifest:
-        groups = [
-            PlannedGroup(ref.group_id, tuple(sorted(ref.episode_ids)), ended=ref.ended)
-            for ref in groups_of(self._store, self._project, self._spec, snapshot=self._snapshot)
-        ]
-        self._total = len(groups)
-        plan = shard_plan(groups, shard_rows=self._spec.shard_rows)
-        written = [self._write_shard(folder, shard) for shard in plan]
-        manifest = self._manifest([entry for entry in written if entry is not None])
-        write_manifest(folder, manifest)
+    def require_reached(self, snapshot: int | None) -> None:
+        latest = self._source.snapshot(self._project)
+        if snapshot is not None and snapshot > latest:
+            # What is committed later would belong to it, so a second export of it would differ.
+            raise BeyondLatest(snapshot=snapshot, latest=latest, hint=f"name one up to {latest}, or none")
+
+    def write(self, place: Place, snapshot: int | None) -> Manifest:
+        begun = place.begun()
+        if begun is not None:
+            self._require_same(place, begun.asked, snapshot)
+            if (made := place.published(begun)) is not None:
+                return made
+        plan = None if begun is None else self._plan_again(begun, snapshot)
+        if plan is None:
+            plan = self._plan(self._source.snapshot(self._project) if snapshot is None else snapshot)
+            place.begin(plan.record())
+        manifest = manifest_of(plan, self._parts(place, plan))
+        place.publish(plan.record(), manifest)
         return manifest
 
-    def _write_shard(self, folder: Path, shard: PlannedShard) -> ShardEntry | None:
-        rows = (row for group in shard.groups for row in self._rows(group))
-        return write_shard(folder / shard.file, rows, compression=self._spec.compression)
+    def _require_same(self, place: Place, begun: Asked, snapshot: int | None) -> None:
+        at = begun.snapshot if snapshot is None else snapshot
+        differences = begun.differences(Asked.of(self._project, at, self._spec, self._means))
+        if differences:
+            raise OtherExport(
+                path=place.unfinished,
+                differs=differences,
+                hint="give its command again to finish it, remove it, or name another place",
+            )
 
-    def _rows(self, group: PlannedGroup) -> Iterator[Row]:
-        """The rows of a group: none while it is open, and none when there is nothing in it to learn from."""
-        graphs = [
-            self._store.load_graph(self._project, episode_id, snapshot=self._snapshot)
-            for episode_id in group.episode_ids
+    def _plan_again(self, begun: PlanRecord, snapshot: int | None) -> Plan | None:
+        """The plan of what was begun; None: it cannot be gone on with, and may hold what was deleted."""
+        at = begun.asked.snapshot
+        self.require_reached(at)
+        try:
+            plan = self._plan(at)
+        except SnapshotGone:
+            if snapshot is not None:
+                raise
+            plan = None
+        if plan is None or plan.record() != begun:
+            why = "what it reads was replaced or deleted since" if plan is None else "versions have changed"
+            self._note(f"an export of snapshot {at} was begun, and is begun anew: {why}")
+            return None
+        return plan
+
+    def _plan(self, at: int) -> Plan:
+        groups = [
+            PlannedGroup(ref.group_id, tuple(sorted(ref.episode_ids)), ended=ref.ended)
+            for ref in groups_of(self._source, self._project, self._spec, snapshot=at)
         ]
-        closed, rows = group_rows(graphs, self._spec, project=self._project, group=group)
-        if closed is None:
-            self._open += 1
-            self._tally += still_open(graphs)
-        else:
-            self._tally += exported(graphs, rows)
-        if has_lessons(rows):
-            self._causes.update(sample.cause for row in rows for sample in row.samples)
-            yield from rows
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-
-    def _manifest(self, shards: Sequence[ShardEntry]) -> Manifest:
-        chat = self._chat
-        trains = any(shard.trained_tokens for shard in shards)
-        return Manifest(
-            schema_hash=schema_hash(),
+        return Plan(
             project=self._project,
-            snapshot=self._snapshot,
-            spec=self._spec.model_dump(mode="json"),
-            spec_hash=self._spec.spec_hash,
-            tokenizer_hash=None if chat is None else chat.tokenizer_hash,
-            template_hash=None if chat is None else chat.template_hash,
-            libraries={
-                "numpy": np.__version__,
-                "pyarrow": pa.__version__,
-                "tracestore": tracestore.__version__,
-                **({} if chat is None else chat.libraries),
-            },
-            shards=tuple(shards),
-            groups=self._total,
-            rows=sum(shard.rows for shard in shards),
-            samples=sum(shard.samples for shard in shards),
-            causes=dict(sorted(self._causes.items())),
-            conservation=self._tally.conservation(),
-            tombstones=self._store.tombstones(self._project, snapshot=self._snapshot),
-            notes=(
-                *(() if trains else self._why_empty()),
-                *self._of_rendering(),
-                *boundary_notes(self._causes),
-            ),
+            snapshot=at,
+            spec=self._spec,
+            means=self._means,
+            tombstones=self._source.tombstones(self._project, snapshot=at),
+            shards=shard_plan(groups, shard_rows=self._spec.shard_rows),
         )
 
-    def _of_rendering(self) -> tuple[str, ...]:
-        """What a chat template could not say, each with its first example."""
-        tally = self._tally
-        notes = []
-        for why, completions in tally.not_rendered.most_common():
-            example = f", the first: {tally.details[why]}" if why in tally.details else ""
-            notes.append(f"{completions} completions are not rendered: {why}{example}")
-        for what, completions in tally.left_out.most_common():
-            notes.append(f"{completions} completions are rendered without all of their {what}")
-        return tuple(notes)
+    def _parts(self, place: Place, plan: Plan) -> list[Part]:
+        """The part of every shard: those that an earlier run has kept, and all others, made now."""
+        task = Task(plan.project, plan.snapshot, plan.spec, plan.means, place.parts(plan.record()))
+        with ThreadPoolExecutor(_LOOK_AT_ONCE) as pool:
+            found = pool.map(task.parts.find, [shard.file for shard in plan.shards])
+            parts = {part.file: part for part in found if part is not None}
+        if parts:
+            kept = f"{len(parts)} of {len(plan.shards)} shards are there"
+            self._note(f"going on with the export of snapshot {plan.snapshot}: {kept}")
+        done, total = sum(part.groups for part in parts.values()), plan.num_groups
 
-    def _why_empty(self) -> tuple[str, ...]:
-        """What to change when nothing came out that trains."""
-        tally = self._tally
-        if self._total == 0:
-            return (f"project {self._project!r} has no episodes at this snapshot",)
-        notes = []
-        if self._open:
-            notes.append(f"{self._open} of {self._total} groups are still open: end them, or their episodes")
-        if tally.sampled == 0:
-            notes.append(
-                f"no call has token ids ({tally.calls_without_ids} answered calls without): "
-                "ask the inference server for them, or render their text (--render)"
-            )
-        for label, tokens in tally.excluded.most_common():
-            notes.append(f"{tokens} of {tally.sampled} sampled tokens are excluded as {label}")
-        return tuple(notes)
+        def advance(groups: int) -> None:
+            nonlocal done
+            done += groups
+            self._progress(done, total)
+
+        if done:
+            advance(0)
+        missing = [shard for shard in plan.shards if shard.file not in parts]
+        try:
+            for part in self._engine(task, missing, advance=advance, lock=place.lock):
+                parts[part.file] = part
+        except BaseException:
+            self._leave(place, plan, len(parts))
+            raise
+        return [parts[shard.file] for shard in plan.shards]
+
+    def _leave(self, place: Place, plan: Plan, num_done: int) -> None:
+        """Keep what may be gone on with."""
+        if num_done == 0:
+            place.clear()
+            return
+        kept = f"{num_done} of {len(plan.shards)} shards are finished in {place.unfinished}"
+        self._note(f"{kept}: the same command goes on from there")
+
+
+def cut_shard(source: Source, task: Task, shard: PlannedShard, *, advance: Callable[[int], None]) -> Part:
+    """Makes one shard of an export, and keeps its part."""
+    tally, causes, open_groups = Tally(), Counter[str](), 0
+
+    def rows() -> Iterator[Row]:
+        nonlocal tally, open_groups
+        for group in shard.groups:
+            graphs = [
+                source.load_graph(task.project, episode_id, snapshot=task.snapshot)
+                for episode_id in group.episode_ids
+            ]
+            closed, found = group_rows(graphs, task.spec, project=task.project, group=group)
+            open_groups += closed is None
+            tally += still_open(graphs) if closed is None else exported(graphs, found)
+            if has_lessons(found):
+                causes.update(sample.cause for row in found for sample in row.samples)
+                yield from found
+            advance(1)
+
+    written = task.parts.write(shard.file, rows(), compression=task.spec.compression)
+    part = Part(
+        file=shard.file,
+        shard=written,
+        groups=len(shard.groups),
+        open_groups=open_groups,
+        causes=causes,
+        tally=tally,
+    )
+    task.parts.keep(part)
+    return part
 
 
 def groups_of(store: Source, project: str, spec: Spec, *, snapshot: int) -> list[GroupLike]:

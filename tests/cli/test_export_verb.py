@@ -17,7 +17,7 @@ from tracestore.errors import TracestoreError
 from tracestore.shards.manifest import NotAnExport, read_manifest
 from tracestore.store.delete import carry_out, delete_episode
 from tracestore.store.query import UnknownProject
-from tracestore_exporters.export import BeyondLatest
+from tracestore_exporters.export import BeyondLatest, OtherExport
 from tracestore_migrations import open_store
 
 SAMPLED = 531
@@ -206,3 +206,18 @@ def test_a_deletion_names_the_exports_that_hold_it_and_verify_finds_it_there(
     assert run("export", *here, "--out", after) == 0
     assert [stone["id"] for stone in read_manifest(Path(after)).tombstones] == [first]
     assert run("verify", *here, after) == 0
+
+
+def test_an_export_that_was_begun_is_ended_by_the_same_command_and_by_no_other(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["export", "--db", url, "--project", "p", "--out", str(tmp_path / "out")]
+    with monkeypatch.context() as patch:
+        patch.setattr("tracestore_exporters.export.manifest_of", lambda *_: (_ for _ in ()).throw(OSError))
+        with pytest.raises(OSError):  # noqa: PT011 - any that ends it here
+            run(*argv)
+    with pytest.raises(OtherExport, match=r"differs=\['objective'\]"):
+        run(*argv, "--objective", "sft")
+    assert run(*argv) == 0
+    assert "note: going on with the export of snapshot" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

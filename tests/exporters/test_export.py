@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import factories as make
 from tests.exporters.memory import MemorySource
-from tests.exporters.stores import all_scenarios, grouped, rows_of, stored
+from tests.exporters.stores import all_scenarios, flip_a_bit, grouped, rows_of, stored
 from tests.scenarios import SCENARIOS
 from tracestore.graph.model import Graph
-from tracestore.shards.manifest import read_manifest
+from tracestore.shards.manifest import Manifest, read_manifest
+from tracestore.store.delete import carry_out, delete_episode
 from tracestore.wire.events import AnyEvent
-from tracestore_exporters.export import NotEmpty, export
+from tracestore_exporters.export import NotEmpty, OtherExport, export
+from tracestore_exporters.place import BadOut, InUse
 from tracestore_exporters.spec import Spec
 from tracestore_exporters.verify import verify_export
 
@@ -202,22 +206,169 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
 
 
 class Failing(MemorySource):
-    """A store that breaks at the second episode."""
+    """A store that breaks at the n-th episode that is loaded."""
 
-    loads = 0
+    def __init__(self, events: Iterable[AnyEvent], *, at: int) -> None:
+        super().__init__(events)
+        self.left = at
 
     def load_graph(self, project: str, episode_id: str, *, snapshot: int | None = None) -> Graph:
-        self.loads += 1
-        if self.loads == 2:
+        self.left -= 1
+        if self.left == 0:
             raise OSError("disk gone")
         return super().load_graph(project, episode_id, snapshot=snapshot)
 
 
-def test_an_export_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
-    events = [*episode("e1", group_id=None), *episode("e2", group_id=None)]
+THREE = [event for name in ("e1", "e2", "e3") for event in episode(name, group_id=None)]
+ONE_EACH = Spec(shard_rows=1)
+
+
+def begun(out: Path, events: Iterable[AnyEvent] = THREE, spec: Spec = ONE_EACH) -> Path:
+    """An export that failed at its third shard; where its first two lie."""
     with pytest.raises(OSError, match="disk gone"):
-        export(Failing(events), "p", tmp_path / "out", Spec(shard_rows=1))
+        export(Failing(events, at=3), "p", out, spec)
+    assert not out.exists()
+    return out.with_name(f".{out.name}.partial")
+
+
+def test_an_export_that_fails_in_its_first_shard_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="disk gone"):
+        export(Failing(THREE, at=1), "p", tmp_path / "out", ONE_EACH)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_failed_later_goes_on_with_the_shards_that_are_missing(tmp_path: Path) -> None:
+    notes: list[str] = []
+    whole = export(MemorySource(THREE), "p", tmp_path / "whole", ONE_EACH)
+    begun(tmp_path / "out")
+    only_one_more = Failing(THREE, at=2)
+    progress: list[tuple[int, int]] = []
+    manifest = export(
+        *(only_one_more, "p", tmp_path / "out", ONE_EACH),
+        progress=lambda *done: progress.append(done),
+        note=notes.append,
+    )
+    assert manifest == whole
+    assert progress == [(2, 3), (3, 3)]
+    assert notes == [f"going on with the export of snapshot {len(THREE)}: 2 of 3 shards are there"]
+    assert names(tmp_path) == ["out", "whole"]
+    assert names(tmp_path / "out") == names(tmp_path / "whole")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_whoever_is_broken_off_hears_what_goes_on(tmp_path: Path) -> None:
+    notes: list[str] = []
+    with pytest.raises(OSError, match="disk gone"):
+        export(Failing(THREE, at=3), "p", tmp_path / "out", ONE_EACH, note=notes.append)
+    where = tmp_path / ".out.partial"
+    assert notes == [f"2 of 3 shards are finished in {where}: the same command goes on from there"]
+
+
+@pytest.mark.parametrize("what", ["export/shard-00001.arrow", "parts/shard-00001.arrow.json"])
+@pytest.mark.parametrize("harm", [flip_a_bit, Path.unlink, lambda path: path.write_bytes(b"{")])
+def test_a_finished_shard_that_was_harmed_is_made_again(
+    what: str, harm: Callable[[Path], object], tmp_path: Path
+) -> None:
+    whole = export(MemorySource(THREE), "p", tmp_path / "whole", ONE_EACH)
+    (found,) = begun(tmp_path / "out").rglob(what)
+    harm(found)
+    assert export(MemorySource(THREE), "p", tmp_path / "out", ONE_EACH) == whole
+    assert verify_export(MemorySource(THREE), "p", tmp_path / "out").findings == []
+
+
+def test_what_was_begun_stays_at_its_snapshot(tmp_path: Path) -> None:
+    with stored(tmp_path, THREE) as store:
+        at = store.snapshot("p")
+        whole = export(store, "p", tmp_path / "whole", ONE_EACH)
+        with pytest.raises(KeyboardInterrupt):
+            export(store, "p", tmp_path / "out", ONE_EACH, progress=interrupts_at(2))
+        store.ingest("p", [make.posted(event) for event in episode("e0", group_id=None)])
+        assert export(store, "p", tmp_path / "out", ONE_EACH) == whole
+        assert export(store, "p", tmp_path / "now", ONE_EACH).snapshot > whole.snapshot == at
+
+
+def interrupts_at(groups: int) -> Callable[[int, int], None]:
+    def progress(done: int, _total: int) -> None:
+        if done == groups:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def test_another_export_is_not_mixed_with_what_was_begun(tmp_path: Path) -> None:
+    partial = begun(tmp_path / "out")
+    others: list[tuple[dict[str, Any], list[str]]] = [
+        ({"spec": Spec(shard_rows=1, objective="sft", max_tokens=9)}, ["max_tokens", "objective"]),
+        ({"project": "q"}, ["project"]),
+        ({"snapshot": 1}, ["snapshot"]),
+    ]
+    for change, differences in others:
+        asked = {"project": "p", "out": tmp_path / "out", "spec": ONE_EACH} | change
+        with pytest.raises(OtherExport, match="give its command again to finish it, remove it") as error:
+            export(MemorySource(THREE), **asked)
+        assert error.value.values == {"path": str(partial), "differs": differences}
+    assert export(MemorySource(THREE), "p", tmp_path / "out", ONE_EACH, snapshot=len(THREE)).rows == 3
+
+
+def test_what_was_deleted_since_is_not_in_what_goes_on(tmp_path: Path) -> None:
+    notes: list[str] = []
+    with stored(tmp_path, THREE) as store:
+        with pytest.raises(KeyboardInterrupt):
+            export(store, "p", tmp_path / "out", ONE_EACH, progress=interrupts_at(3))
+        carry_out(store, "p", delete_episode(store, "p", "e1").id)
+        manifest = export(store, "p", tmp_path / "out", ONE_EACH, note=notes.append)
+        assert manifest.manifest_hash == export(store, "p", tmp_path / "new", ONE_EACH).manifest_hash
+    assert [row.episodes[0].episode_id for row in rows_of(tmp_path / "out")] == ["e2", "e3"]
+    assert ["is begun anew: what it reads was replaced or deleted since" in note for note in notes] == [True]
+
+
+def test_what_other_versions_began_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("tracestore.__version__", "0.0.0.dev0")
+        begun(tmp_path / "out")
+    manifest = export(MemorySource(THREE), "p", tmp_path / "out", ONE_EACH, note=notes.append)
+    assert manifest.libraries["tracestore"] != "0.0.0.dev0"
+    assert ["is begun anew: versions have changed" in note for note in notes] == [True]
+
+
+def test_an_export_whose_registration_was_killed_is_registered_by_the_same_command(tmp_path: Path) -> None:
+    registered: list[str] = []
+
+    def killed(_manifest: Manifest) -> None:
+        raise KeyboardInterrupt
+
+    source = MemorySource(THREE)
+    with pytest.raises(KeyboardInterrupt):
+        export(source, "p", tmp_path / "out", Spec(), register=killed)
+    made = export(
+        source, "p", tmp_path / "out", Spec(), register=lambda one: registered.append(one.manifest_hash)
+    )
+    assert registered == [made.manifest_hash] == [read_manifest(tmp_path / "out").manifest_hash]
+    assert names(tmp_path) == ["out"]
+    with pytest.raises(NotEmpty):
+        export(source, "p", tmp_path / "out", Spec())
+
+
+def test_two_exporters_do_not_write_one_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracestore_exporters.folder._PATIENCE_S", 0)
+
+    def try_it_too(_done: int, _total: int) -> None:
+        with pytest.raises(InUse, match=r"\.out\.partial"):
+            export(MemorySource(THREE), "p", tmp_path / "out", Spec())
+
+    assert export(MemorySource(THREE), "p", tmp_path / "out", Spec(), progress=try_it_too).rows == 3
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_place_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out in ("gs://bucket/prefix", tmp_path / "file" / "out"):
+        with pytest.raises(BadOut):
+            export(MemorySource(THREE), "p", out, Spec())
 
 
 def test_progress_counts_groups(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -13,15 +14,19 @@ from hypothesis import strategies as st
 
 from tests.exporters.memory import MemorySource
 from tests.exporters.stores import grouped
+from tests.exporters.test_export import episode
 from tests.exporters.trees import Tree, trees
 from tests.factories import group, posted
 from tests.scenarios import SCENARIOS
 from tests.strategies import Recording, recordings
+from tracestore.shards.manifest import read_manifest
 from tracestore.shards.read import open_export
 from tracestore.shards.views import flat_samples
 from tracestore.store.store import Store
 from tracestore.wire.events import AnyEvent
-from tracestore_exporters.export import export
+from tracestore_exporters.export import Task, cut_shard, export
+from tracestore_exporters.parts import Part
+from tracestore_exporters.plan import PlannedShard
 from tracestore_exporters.spec import Spec
 
 _numbers = count()
@@ -79,6 +84,56 @@ def test_the_order_of_events_never_shows_in_a_shard(tree: Tree, data: st.DataObj
     first = export(MemorySource(tree.events), "p", out / "one", Spec())
     second = export(MemorySource(shuffled), "p", out / "two", Spec())
     assert first.manifest_hash == second.manifest_hash
+
+
+CUT = st.builds(
+    Spec,
+    objective=st.sampled_from(["rl", "sft"]),
+    shard_rows=st.integers(1, 4),
+    max_row_bytes=st.sampled_from([2**28, 30]),
+    max_tokens=st.sampled_from([None, 2]),
+    compression=st.sampled_from(["zstd", "none"]),
+)
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(spec=CUT, data=st.data())
+def test_shards_made_in_any_order_and_in_several_runs_are_those_of_one_run(
+    spec: Spec, data: st.DataObject, folder: Path
+) -> None:
+    """What several workers do, and runs that are broken off."""
+    grouped_ones = [event for name in "ab" for event in episode(name)]
+    source = MemorySource(
+        grouped_ones + [event for name in "cdefg" for event in episode(name, group_id=None)]
+    )
+    out = folder / f"r{next(_numbers)}"
+    whole = export(source, "p", out / "one", spec)
+    left = 0
+
+    def in_any_order(
+        task: Task, shards: Sequence[PlannedShard], *, advance: Callable[[int], None], lock: int | None
+    ) -> Iterator[Part]:
+        for shard in data.draw(st.permutations(shards)):
+            yield cut_shard(source, task, shard, advance=advance)
+
+    def breaks_off(_done: int, _total: int) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+
+    for groups in data.draw(st.lists(st.integers(1, 7), max_size=3)):
+        left = groups
+        with suppress(KeyboardInterrupt):
+            export(source, "p", out / "many", spec, engine=in_any_order, progress=breaks_off)
+        if (out / "many").exists():
+            break
+    else:
+        export(source, "p", out / "many", spec, engine=in_any_order)
+    assert read_manifest(out / "many") == whole
+    for path in (out / "one").iterdir():
+        assert (out / "many" / path.name).read_bytes() == path.read_bytes()
+    assert sorted(path.name for path in out.iterdir()) == ["many", "one"]
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -38,7 +38,13 @@ def add_parser(subparsers: Subparsers) -> None:
         example="tracestore export --out shards",
     )
     add_store_flags(parser)
-    parser.add_argument("--out", required=True, metavar="DIR", help="new or empty folder for the export")
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="PLACE",
+        help="new or empty folder for the export, or s3://BUCKET/PREFIX; an export of it that was killed is"
+        " gone on with",
+    )
     parser.add_argument(
         "--format",
         choices=("shards", "atif", "otlp", "openai"),
@@ -71,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(snapshot=args.snapshot, hint="a commit position is 0 or more")
     with opened_store(args, create=False) as store:
         require_project(store, args)
-        chat = chat_of(args)
         with progress("export", args=args) as show:
             manifest = export(
                 store,
@@ -79,15 +84,20 @@ def run(args: argparse.Namespace) -> int:
                 args.out,
                 spec,
                 snapshot=args.snapshot,
-                chat=chat,
+                chat=chat_of(args),
                 progress=_advances(show),
+                note=_says(args),
+                register=lambda manifest: _register(store, manifest, args),
             )
-        _register(store, manifest, args)
     if args.json:
         _print_json(manifest, args.out)
     else:
         _print_tables(manifest, args)
     return 0
+
+
+def _says(args: argparse.Namespace) -> Callable[[str], None]:
+    return lambda text: note(f"note: {text}", args=args)
 
 
 def _register(store: Store, manifest: Manifest, args: argparse.Namespace) -> None:
@@ -98,7 +108,7 @@ def _register(store: Store, manifest: Manifest, args: argparse.Namespace) -> Non
 
     made = Made(
         manifest_hash=manifest.manifest_hash,
-        location=os.path.abspath(args.out),
+        location=args.out if "://" in args.out else os.path.abspath(args.out),
         spec=json.dumps(manifest.spec, sort_keys=True),
         snapshot=manifest.snapshot,
         sampled_tokens=manifest.conservation.sampled_tokens,

@@ -131,16 +131,17 @@ class Manifest(_Frozen):
         return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
+def manifest_text(manifest: Manifest) -> str:
+    """The manifest as its file holds it."""
+    value = {"manifest_hash": manifest.manifest_hash, "manifest": manifest.model_dump(mode="json")}
+    return json.dumps(value, sort_keys=True, indent=1) + "\n"
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Written beside its name, fsynced, renamed: the export exists from here on."""
-    text = json.dumps(
-        {"manifest_hash": manifest.manifest_hash, "manifest": manifest.model_dump(mode="json")},
-        sort_keys=True,
-        indent=1,
-    )
     partial = folder / f".{MANIFEST_NAME}.partial"
     with partial.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
+        file.write(manifest_text(manifest))
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, folder / MANIFEST_NAME)

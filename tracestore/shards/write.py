@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import pyarrow as pa
 
@@ -21,33 +21,46 @@ from tracestore.shards.schema import SCHEMA
 Compression = Literal["zstd", "lz4", "none"]
 
 
-def write_shard(path: Path, rows: Iterable[Row], *, compression: Compression = "zstd") -> ShardEntry | None:
+def write_shard(
+    path: Path, rows: Iterable[Row], *, compression: Compression = "zstd", partial: Path | None = None
+) -> ShardEntry | None:
     """Writes rows as one shard and says what is in it; None, and no file, when there are no rows.
 
     Rows are written as they come: memory stays at one row. On any error no file of that name appears.
+
+    Args:
+        partial: the file it is until it is whole, on the same disk; None: one beside it. Writers in several
+            processes name one each.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    written = _Written()
+    if partial is None:
+        partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
-            with pa.ipc.new_file(file, SCHEMA, options=_options(compression)) as writer:
-                for row in rows:
-                    batch = to_batch(row)
-                    writer.write_batch(batch)
-                    written.add(row, batch)
+            written = write_rows(file, rows, compression=compression)
             file.flush()
             os.fsync(file.fileno())
         if written.rows == 0:
             return None
-        size, sha256 = partial.stat().st_size, file_sha256(partial)
+        entry = written.entry(path.name, size=partial.stat().st_size, sha256=file_sha256(partial))
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     fsync_folder(path.parent)
-    return written.entry(path.name, size=size, sha256=sha256)
+    return entry
 
 
-class _Written:
+def write_rows(file: BinaryIO, rows: Iterable[Row], *, compression: Compression) -> Written:
+    """Writes rows as the bytes of one shard and counts them; a file without rows is a shard too."""
+    written = Written()
+    with pa.ipc.new_file(file, SCHEMA, options=_options(compression)) as writer:
+        for row in rows:
+            batch = to_batch(row)
+            writer.write_batch(batch)
+            written.add(row, batch)
+    return written
+
+
+class Written:
     """What has been written so far."""
 
     def __init__(self) -> None:
@@ -55,6 +68,7 @@ class _Written:
         self.content = ContentHash()
 
     def add(self, row: Row, batch: pa.RecordBatch) -> None:
+        """One more row, and the batch that it became."""
         self.rows += 1
         self.samples += len(row.samples)
         self.tokens += len(row.token_ids)
@@ -62,6 +76,7 @@ class _Written:
         self.content.add(batch)
 
     def entry(self, file: str, *, size: int, sha256: str) -> ShardEntry:
+        """What a manifest says of the file."""
         return ShardEntry(
             file=file,
             rows=self.rows,

@@ -1,0 +1,73 @@
+"""What one finished shard adds to the manifest, and where finished shards wait for the others.
+
+A manifest is a function of the plan and of the parts, which may be made in any order, by any process, in any
+run. Beside each finished shard lies its part: written last, it says that the shard is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from tracestore.shards.manifest import ShardEntry
+from tracestore.shards.row import Row
+from tracestore.shards.write import Compression
+from tracestore_exporters.conservation import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One shard of the plan, done."""
+
+    file: str
+    """Its name in the plan."""
+    shard: ShardEntry | None
+    """None: its groups have no rows, so there is no file."""
+    groups: int
+    open_groups: int
+    causes: Counter[str]
+    """Samples by why they begin."""
+    tally: Tally
+
+
+class Parts(Protocol):
+    """The finished shards of an unfinished export. It goes from process to process as a value."""
+
+    def write(self, file: str, rows: Iterable[Row], *, compression: Compression) -> ShardEntry | None:
+        """Write one shard, seen whole or not at all; see `tracestore.shards.write.write_shard`."""
+
+    def keep(self, part: Part) -> None:
+        """Note that a shard that was written is done."""
+
+    def find(self, file: str) -> Part | None:
+        """A part that was kept and whose shard is there, byte for byte; None: it is still to be made."""
+
+
+_PART: TypeAdapter[Part] = TypeAdapter(Part)
+
+
+def part_text(part: Part) -> bytes:
+    """A part as its file holds it: JSON, with a hash."""
+    value = _PART.dump_python(part, mode="json")
+    return json.dumps({"part": value, "part_hash": _hash(value)}).encode() + b"\n"
+
+
+def parse_part(text: bytes) -> Part | None:
+    """The part that a file holds; None: it is damaged, or of another version."""
+    try:
+        value = json.loads(text)
+        if value["part_hash"] != _hash(value["part"]):
+            return None
+        return _PART.validate_python(value["part"])
+    except (ValueError, KeyError, TypeError, ValidationError):
+        return None
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
