@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from io import BufferedRandom
 from tempfile import TemporaryFile
-from typing import BinaryIO
 
 from pydantic import ValidationError
 
@@ -217,7 +217,7 @@ def _put(bucket: Bucket, key: str, data: bytes) -> None:
     bucket.client.put_object(Bucket=bucket.name, Key=bucket.prefix + key, Body=data)
 
 
-def _sha256(file: BinaryIO) -> str:
+def _sha256(file: BufferedRandom) -> str:
     file.seek(0)
     return hashlib.file_digest(file, "sha256").hexdigest()
 

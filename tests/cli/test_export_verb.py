@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from tests.exporters.stores import all_scenarios, flip_a_bit, stored
 from tracestore.cli import export, verify
-from tracestore.cli.common import UsageError
+from tracestore.cli.common import MissingExtra, UsageError
 from tracestore.errors import TracestoreError
 from tracestore.shards.manifest import NotAnExport, read_manifest
 from tracestore.store.delete import carry_out, delete_episode
@@ -206,6 +207,22 @@ def test_a_deletion_names_the_exports_that_hold_it_and_verify_finds_it_there(
     assert run("export", *here, "--out", after) == 0
     assert [stone["id"] for stone in read_manifest(Path(after)).tombstones] == [first]
     assert run("verify", *here, after) == 0
+
+
+@pytest.mark.parametrize("argv", [["--workers", "2"], ["--engine", "ray"]])
+def test_workers_make_shards_alone(url: str, tmp_path: Path, argv: Sequence[str]) -> None:
+    with pytest.raises(UsageError, match="belongs to shards"):
+        run("export", "--format", "atif", *argv, "--db", url, "--out", str(tmp_path / "out"))
+
+
+def test_an_engine_that_is_not_installed_is_named(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "tracestore_exporters.on_ray", raising=False)
+    with pytest.raises(MissingExtra, match=r'pip install "tracestore\[ray\]"'):
+        run("export", "--db", url, "--project", "p", "--out", str(tmp_path / "out"), "--engine", "ray")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_export_that_was_begun_is_ended_by_the_same_command_and_by_no_other(

@@ -47,7 +47,7 @@ SURFACE = {
     },
     "export": {
         *("--db", "--json", "--objective", "--out", "--project", "--snapshot", "--spec"),
-        *("--format", "--render", "--template", "--tokenizer"),
+        *("--engine", "--format", "--render", "--template", "--tokenizer", "--workers"),
     },
     "train": {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),

@@ -14,6 +14,7 @@ from tracestore.cli.common import (
     Subparsers,
     UsageError,
     add_store_flags,
+    extra,
     note,
     opened_store,
     print_json_line,
@@ -22,11 +23,13 @@ from tracestore.cli.common import (
     progress,
     require_project,
     verb_parser,
+    whole_number,
 )
 
 if TYPE_CHECKING:
     from tracestore.shards.manifest import Manifest
     from tracestore.store.store import Store
+    from tracestore_exporters.export import Engine
     from tracestore_exporters.spec import Spec
 
 
@@ -65,6 +68,18 @@ def add_parser(subparsers: Subparsers) -> None:
         help="give traces without token ids those of a chat template (needs --tokenizer and objective sft)",
     )
     add_chat_flags(parser, purpose="what --render tokenises with")
+    parser.add_argument(
+        "--workers",
+        type=whole_number(least=1),
+        metavar="N",
+        help="processes that make shards side by side (default: 1; with --engine ray one for each CPU)",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("processes", "ray"),
+        help="where they run: on this machine (default), or on the Ray cluster of $RAY_ADDRESS (extra ray;"
+        " without an address one is started here)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
                 snapshot=args.snapshot,
                 chat=chat_of(args),
                 progress=_advances(show),
+                engine=_engine(args),
                 note=_says(args),
                 register=lambda manifest: _register(store, manifest, args),
             )
@@ -98,6 +114,24 @@ def run(args: argparse.Namespace) -> int:
 
 def _says(args: argparse.Namespace) -> Callable[[str], None]:
     return lambda text: note(f"note: {text}", args=args)
+
+
+def _engine(args: argparse.Namespace) -> Engine | None:
+    """Who makes the shards; None: this process."""
+    from tracestore_exporters.opening import Opening
+
+    opening = Opening.absolute(args.db, tokenizer=args.tokenizer, template=args.template)
+
+    say = _says(args)
+    if args.engine == "ray":
+        with extra("ray"):
+            from tracestore_exporters.on_ray import OnRay
+        return OnRay(opening, workers=args.workers, note=say)
+    if args.workers is None or args.workers == 1:
+        return None
+    from tracestore_exporters.workers import Processes
+
+    return Processes(opening, workers=args.workers, note=say)
 
 
 def _register(store: Store, manifest: Manifest, args: argparse.Namespace) -> None:
@@ -137,7 +171,7 @@ def _run_interchange(args: argparse.Namespace) -> int:
     """Every episode in a format of others: nothing is trained there, so nothing of a spec applies."""
     from tracestore_exporters.interchange import write_episodes
 
-    for flag in ("spec", "objective", "render"):
+    for flag in ("spec", "objective", "render", "workers", "engine"):
         if getattr(args, flag):
             raise UsageError(flag=f"--{flag}", hint=f"belongs to shards; --format {args.format} has no spec")
     with opened_store(args, create=False) as store:
