@@ -207,8 +207,11 @@ class _Rules:
         if spec.policies is not None:
             return any(name in spec.policies for name in named)
         agent = self._graph.agents.get(call.agent_id)
-        same_model = agent is None or agent.model is None or call.model is None or agent.model == call.model
-        return bool(named) or same_model
+        if named or agent is None or agent.model is None or call.model is None:
+            return True
+        # litellm's "openai/m" is the provider's "m".
+        shorter, longer = (name.split("/") for name in sorted((agent.model, call.model), key=len))
+        return longer[-len(shorter) :] == shorter
 
     def _is_broken(self, key: CompletionKey, completion: CompletionFields) -> bool:
         call = self._graph.calls[key[0]]

@@ -148,7 +148,7 @@ class Masks:
             return True
         agent = self._graph.agents.get(call.agent_id)
         declared = None if agent is None else agent.model
-        return declared is None or call.model is None or declared == call.model
+        return declared is None or call.model is None or _is_one_model(declared, call.model)
 
     def _of_version(self, name: str | None, version: int | None) -> Reason | None:
         """Why what a policy of this name and version sampled does not train, if so."""
@@ -159,6 +159,11 @@ class Masks:
             return Reason.OTHER_POLICY
         oldest = spec.oldest_version
         return Reason.STALE if oldest is not None and (version is None or version < oldest) else None
+
+
+def _is_one_model(one: str, other: str) -> bool:
+    """Whether two names are of one model: equal, or one of them with a provider before it (`openai/m`)."""
+    return one == other or one.endswith(f"/{other}") or other.endswith(f"/{one}")
 
 
 def _version_runs(

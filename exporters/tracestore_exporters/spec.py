@@ -2,9 +2,9 @@
 
 Which tokens a policy sampled (`rl`): those of a completion whose call names a policy of the spec, or, when
 the spec names none, any policy. A call that names no policy counts when it has token ids, its agent is not
-declared untrainable, and its model is not declared to be another one than its agent's: only an inference
-server of one's own gives ids, and a harness that runs several models says so. As soon as the spec names
-policies, a call without one is out.
+declared untrainable, and its model is not declared to be another one than its agent's (`openai/m` and `m` are
+one): only an inference server of one's own gives ids, and a harness that runs several models says so. As soon
+as the spec names policies, a call without one is out.
 """
 
 from __future__ import annotations

@@ -88,6 +88,10 @@ def test_a_broken_prefix_gives_two_samples_with_every_sampled_token_and_a_step_r
 
     facts, export = exported(capsys, database, tmp_path / "export")
     assert (facts["samples"], facts["trained_tokens"], facts["excluded_tokens"]) == (2, 702, 0)
+    assert facts["causes"] == {"root": 1, "template_drift": 1}
+    assert [note.partition(":")[0] for note in facts["notes"]] == [
+        "1 of 2 samples (50 %) begin at template_drift"
+    ]
     (row,) = export.rows()
     shared = min(sample.num_tokens for sample in row.samples)
     # 3,088 + 495 and 3,637 + 207 tokens on two paths; the second prompt leaves the first path at 3,089.

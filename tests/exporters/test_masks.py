@@ -110,7 +110,17 @@ def test_a_spec_that_names_policies_trains_these_alone(policy: Any, policies: An
 
 @pytest.mark.parametrize(
     ("declared", "answered", "expected"),
-    [("m", "m", "trained"), ("m", "gpt", "other_policy"), (None, "gpt", "trained"), ("m", None, "trained")],
+    [
+        ("m", "m", "trained"),
+        ("m", "gpt", "other_policy"),
+        (None, "gpt", "trained"),
+        ("m", None, "trained"),
+        ("openai/m", "m", "trained"),
+        ("m", "openai/m", "trained"),
+        ("xm", "m", "other_policy"),
+        ("a/m", "b/m", "other_policy"),
+        ("m", "", "other_policy"),
+    ],
 )
 def test_without_a_policy_another_model_than_the_agents_is_an_outside_one(
     declared: str | None, answered: str | None, expected: str

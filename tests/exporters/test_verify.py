@@ -18,10 +18,11 @@ from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row, Segments
 from tracestore.store.store import Store
 from tracestore.wire.base import Raw
+from tracestore.wire.call import Policy
 from tracestore.wire.completion import VersionRun
 from tracestore.wire.events import AnyEvent
 from tracestore_exporters.export import export
-from tracestore_exporters.spec import Spec
+from tracestore_exporters.spec import Spec, Validation
 from tracestore_exporters.verify import verify_export
 
 
@@ -197,6 +198,54 @@ def test_each_forgery_is_named_although_every_hash_fits(
 ) -> None:
     rewritten(out, [forge(only_row(out))])
     assert finding in names(store, out)
+
+
+SPECS: dict[str, Spec] = {
+    "a limit that one sample passes": Spec(max_tokens=60),
+    "a limit that cuts": Spec(max_tokens=100, beyond_max="cut"),
+    "tokens of several samples as in their mean": Spec(ownership="tree_mean"),
+    "answers that are stale": Spec(current_version=9, max_staleness=1),
+    "pairs to prefer": Spec(objective="preference"),
+    "tasks set aside, roles, times": Spec(
+        validation=Validation(share=0.01), roles=("main",), started_from=1, policy_versions=(8,)
+    ),
+}
+
+
+def chosen_of_five() -> list[AnyEvent]:
+    """Two answers to one prompt and three that go on from them, of 17 to 134 tokens; three are chosen."""
+    prompt, first, second, heard = [1] * 10, [4, 5, 6, 7], [14, 15, 16, 17], [2] * 6
+
+    def sampled(name: str, read: list[int], *answers: list[int], version: int, ordinal: int) -> AnyEvent:
+        bodies = [make.answer(None, ids=ids) for ids in answers]
+        policy = Policy(name="pi", version=version)
+        return make.call(name, None, *bodies, prompt_ids=read, ordinal=ordinal, policy=policy)
+
+    members = [make.member("c", 0), make.member("c", 1), make.member("d"), make.member("e"), make.member("f")]
+    return [
+        make.episode(status="ok", task_id="t", started_at=5),
+        make.agent(role="main"),
+        sampled("c", prompt, first, second, version=8, ordinal=0),
+        sampled("d", [*prompt, *first, *heard], [30] * 4, version=8, ordinal=1),
+        sampled("e", [*prompt, *second, *heard], [31] * 114, version=7, ordinal=2),
+        sampled("f", [*prompt, *first, 3], [7] * 2, version=8, ordinal=3),
+        make.candidate_set("set1", *members),
+        make.selection("sel1", "set1", 0, 2, 4),
+    ]
+
+
+@pytest.mark.parametrize("forge", [flipped_mask_bit, dropped_segment, doubled_sample])
+@pytest.mark.parametrize("name", SPECS)
+def test_each_forgery_is_named_whatever_the_spec_asks(
+    name: str, forge: Callable[[Row], Row], tmp_path: Path
+) -> None:
+    finding = dict(FORGERIES)[forge]
+    source, out = MemorySource(chosen_of_five()), tmp_path / "out"
+    table = export(source, "p", out, SPECS[name]).conservation
+    assert table.trained_tokens > 4
+    assert verify_export(source, "p", out).findings == []
+    rewritten(out, [forge(only_row(out))])
+    assert finding in {one.name for one in verify_export(source, "p", out).findings}
 
 
 def group_of_two(name: str) -> list[AnyEvent]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures import fixture, fixtures_root
+from tests.fixtures import SAMPLED_TOKENS, fixture, fixtures_root
 from tests.importers.reading import (
     Imported,
     assert_builds,
@@ -74,6 +74,13 @@ def test_the_counted_facts_of_a_file_come_out(file: File) -> None:
             wrong[key] = f"ours {ours.get(key, 'no answer')!r}, counted {expected!r}"
     assert not wrong
     assert_builds(file.imported)
+
+
+def test_every_file_with_sampled_ids_is_one_whose_export_is_verified(file: File) -> None:
+    # See tests/e2e/test_conserved_files.py.
+    bodies = [body for call in file.imported.of("call") for body in call.completions or ()]
+    sampled = sum(len(one.token_ids or ()) for one in (*bodies, *file.imported.of("completion")))
+    assert sampled == SAMPLED_TOKENS.get(file.name, 0)
 
 
 def test_a_file_and_its_copy_are_one(file: File, tmp_path: Path) -> None:

@@ -161,6 +161,39 @@ def test_tool_calls_are_part_of_what_an_answer_said(tooled: Chat) -> None:
     assert left_out(graph) == {}
 
 
+GROUPED = """
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {%- if messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{% endif %}
+        {{- '\\n[' + message.content + ']' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{% endif %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content }}
+        {%- for call in message.tool_calls or [] %}{{- call.function.name }}{% endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+"""Puts tool results that follow each other into one turn, as Qwen's and GLM's templates do."""
+
+
+def test_two_tool_results_in_a_row_are_rendered_as_the_whole_template_renders_them(tmp_path: Path) -> None:
+    # THUDM/slime#2263: rendered one by one, each result opened and closed a turn of its own.
+    chat = load_chat(str(folder(tmp_path, GROUPED)))
+    uses = assistant("", tool_calls=[tool_use("run", id="t1"), tool_use("look", id="t2")])
+    results = [tool("x", tool_call_id="t1"), tool("y", tool_call_id="t2")]
+    graph = graph_of(
+        chat,
+        call("c0", [user("u")], answer(uses)),
+        call("c1", results, answer("a"), parent="c0", delta=True),
+    )
+    assert chat.tokenizer.decode(prompt(graph, "c1")) == (
+        "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\nrunlook<|im_end|>\n"
+        "<|im_start|>user\n[x]\n[y]<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert chains(row_of(graph)) == ((("c0", 0), ("c1", 0)),)
+
+
 def test_a_template_without_tool_calls_renders_nothing_from_the_first_one_on(plain: Chat) -> None:
     use = assistant(None, tool_calls=[tool_use("run")])
     graph = graph_of(
