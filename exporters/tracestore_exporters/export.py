@@ -29,6 +29,7 @@ from tracestore.shards.write import fsync_folder, write_shard
 from tracestore_exporters.boundaries import boundary_notes
 from tracestore_exporters.conservation import Tally, exported, still_open
 from tracestore_exporters.plan import PlannedGroup, PlannedShard, closed_by, shard_plan
+from tracestore_exporters.reading import collecting_rarely, graphs_of
 from tracestore_exporters.rendering import Source, source_of
 from tracestore_exporters.rows import GroupInfo, plan_rows
 from tracestore_exporters.spec import Spec
@@ -147,27 +148,25 @@ class _Exporter:
         return manifest
 
     def _write_shard(self, folder: Path, shard: PlannedShard) -> ShardEntry | None:
-        rows = (row for group in shard.groups for row in self._rows(group))
-        return write_shard(folder / shard.file, rows, compression=self._spec.compression)
+        with collecting_rarely():
+            return write_shard(folder / shard.file, self._rows(shard), compression=self._spec.compression)
 
-    def _rows(self, group: PlannedGroup) -> Iterator[Row]:
-        """The rows of a group: none while it is open, and none when there is nothing in it to learn from."""
-        graphs = [
-            self._store.load_graph(self._project, episode_id, snapshot=self._snapshot)
-            for episode_id in group.episode_ids
-        ]
-        closed, rows = group_rows(graphs, self._spec, project=self._project, group=group)
-        if closed is None:
-            self._open += 1
-            self._tally += still_open(graphs)
-        else:
-            self._tally += exported(graphs, rows)
-        if has_lessons(rows):
-            self._causes.update(sample.cause for row in rows for sample in row.samples)
-            yield from rows
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, self._total)
+    def _rows(self, shard: PlannedShard) -> Iterator[Row]:
+        """The rows of its groups: none of an open one, and none when there is nothing in it to learn from."""
+        groups = graphs_of(self._store, self._project, shard.groups, snapshot=self._snapshot)
+        for group, graphs in groups:
+            closed, rows = group_rows(graphs, self._spec, project=self._project, group=group)
+            if closed is None:
+                self._open += 1
+                self._tally += still_open(graphs)
+            else:
+                self._tally += exported(graphs, rows)
+            if has_lessons(rows):
+                self._causes.update(sample.cause for row in rows for sample in row.samples)
+                yield from rows
+            self._done += 1
+            if self._progress is not None:
+                self._progress(self._done, self._total)
 
     def _manifest(self, shards: Sequence[ShardEntry]) -> Manifest:
         chat = self._chat
