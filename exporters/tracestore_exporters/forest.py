@@ -91,7 +91,7 @@ class Forest:
         self.drifts: dict[tuple[int, str, int], Drift] = {}
         self._of_agent: dict[tuple[int, str], tuple[list[int], list[Unit]]] = {}
         """Units by agent in order of their full length, with these lengths."""
-        self._by_key: dict[tuple[int, str, int], Unit] = {(u.episode, *u.key): u for u in units}
+        self._by_key: dict[tuple[int, str, int], Unit] = {unit.place: unit for unit in units}
         previous: tuple[Unit, Node] | None = None
         for unit in units:
             at = self._insert_prompt(unit, previous)
@@ -112,6 +112,11 @@ class Forest:
             stack.extend(_reversed_children(node))
         return order
 
+    def take_apart(self) -> None:
+        """Let parents go of their children: a circle stays in memory until Python looks for such."""
+        for node in [self.root, *self.preorder()]:
+            node.children = {}
+
     def _insert_prompt(self, unit: Unit, previous: tuple[Unit, Node] | None) -> Node:
         """The node that ends exactly where the unit's prompt ends."""
         if unit.prompt is None:
@@ -127,13 +132,14 @@ class Forest:
         place = self._descend(unit, start or self._nearest(unit) or self.root)
         self._connect(unit, place, parent=parent if continues else None)
         node = place.node if place.position == place.node.end else _split(place)
-        if place.position < len(unit.prompt):
+        if place.position < unit.prompt.length:
+            tokens, base = unit.prompt.from_(place.position)
             rest = Node(
                 parent=node,
-                tokens=unit.prompt,
-                base=0,
+                tokens=tokens,
+                base=base,
                 start=place.position,
-                end=len(unit.prompt),
+                end=unit.prompt.length,
                 inputs=unit.inputs,
                 unit=None,
             )
@@ -143,7 +149,7 @@ class Forest:
 
     def _end_behind(self, before: Unit, unit: Unit) -> Node | None:
         """The end of a unit whose ids the prompt continues, when the inputs agree up to there."""
-        end = self.end_of[(before.episode, *before.key)]
+        end = self.end_of[before.place]
         if _first_difference(end.inputs, unit.inputs, 0, end.end) is not None:
             return None
         return end
@@ -157,7 +163,7 @@ class Forest:
         assert unit.prompt is not None
         lengths, before = self._of_agent.get(unit.agent, ((), ()))
         found: Node | None = None
-        for at in range(bisect_right(lengths, len(unit.prompt)) - 1, -1, -1):
+        for at in range(bisect_right(lengths, unit.prompt.length) - 1, -1, -1):
             if found is not None and lengths[at] < found.end:
                 break
             if before[at].is_prefix_of(unit.prompt):
@@ -175,7 +181,7 @@ class Forest:
             unit=unit,
         )
         at.add(node)
-        self.end_of[(unit.episode, *unit.key)] = node
+        self.end_of[unit.place] = node
         if unit.prompt is not None:
             lengths, before = self._of_agent.setdefault(unit.agent, ([], []))
             place = bisect_right(lengths, node.end)
@@ -191,15 +197,15 @@ class Forest:
             if before.tools == unit.tools:
                 unit.extends = before
             else:
-                self.drifts[(unit.episode, *unit.key)] = Drift(before, "tools_change")
+                self.drifts[unit.place] = Drift(before, "tools_change")
             return
         if parent is not None and parent.agent == unit.agent:
-            self.drifts[(unit.episode, *unit.key)] = Drift(parent, "images_change")
+            self.drifts[unit.place] = Drift(parent, "images_change")
 
     def _copy_drift(self, source: Unit, unit: Unit) -> None:
-        drift = self.drifts.get((source.episode, *source.key))
+        drift = self.drifts.get(source.place)
         if drift is not None:
-            self.drifts[(unit.episode, *unit.key)] = drift
+            self.drifts[unit.place] = drift
 
     def _descend(self, unit: Unit, start: Node) -> Place:
         """As far down as the prompt's ids and inputs agree, from a node whose end the prompt has reached.
@@ -207,19 +213,19 @@ class Forest:
         Where several children begin alike, this episode's are tried, else all; the longest agreement wins,
         and of equal ones the first.
         """
-        ids = unit.prompt
-        assert ids is not None
+        assert unit.prompt is not None
+        ids, base = unit.prompt.from_(start.end)
         best = Place(start, start.end)
         open_nodes = [start]
         while open_nodes:
             node = open_nodes.pop()
             if node.end > best.position:
                 best = Place(node, node.end)
-            if node.end == len(ids):
+            if node.end == unit.prompt.length:
                 continue
             whole: list[Node] = []
-            for child in node.children.get(int(ids[node.end]), ()):
-                reached = node.end + _agreement(child, unit, ids)
+            for child in node.children.get(int(ids[node.end - base]), ()):
+                reached = node.end + _agreement(child, unit, ids, base)
                 if reached == child.end:
                     whole.append(child)
                 elif reached > best.position:
@@ -244,11 +250,16 @@ def _same_prompt(before: Unit, unit: Unit) -> bool:
     return before.call is unit.call and before.inputs == unit.inputs
 
 
-def _agreement(node: Node, unit: Unit, ids: np.ndarray) -> int:
-    """How many tokens of a node the prompt repeats, before the first other id or input."""
+def _agreement(node: Node, unit: Unit, ids: np.ndarray, base: int) -> int:
+    """How many tokens of a node the prompt repeats, before the first other id or input.
+
+    Args:
+        ids: of the prompt, from position `base` on.
+    """
     own = node.ids
-    length = min(len(own), len(ids) - node.start)
-    different = own[:length] != ids[node.start : node.start + length]
+    start = node.start - base
+    length = min(len(own), len(ids) - start)
+    different = own[:length] != ids[start : start + length]
     first = int(different.argmax()) if length else 0
     agreed = first if length and different[first] else length
     if node.inputs or unit.inputs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracestore.graph.messages import request_param_spans
 from tracestore.graph.model import CompletionKey, Graph
@@ -55,13 +55,13 @@ class Header:
 
 def header(graphs: Sequence[Graph], episode_ids: Sequence[str], masks: Sequence[Masks], spec: Spec) -> Header:
     """The header of a group. `graphs`, `episode_ids` and `masks` run in parallel, by episode id."""
-    places = _Places(graphs)
+    places, asked = _Places(graphs), _Asked()
     tables: dict[str, list[Any]] = {
         name: [] for name in ("agents", "calls", "sets", "edits", "rewards", "blobs")
     }
     completions: list[CompletionEntry] = []
     for number, graph in enumerate(graphs):
-        part = _Part(graph, number, places)
+        part = _Part(graph, number, places, asked)
         tables["agents"] += part.agents()
         tables["calls"] += part.calls()
         completions += part.completions()
@@ -132,13 +132,46 @@ def agent_ids(graph: Graph) -> list[str]:
     return sorted(named)
 
 
+class _Sampling(NamedTuple):
+    """What a request asks of the sampler; fields as in `CallEntry`."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    params: str | None = None
+
+
+class _Asked:
+    """What requests ask of the sampler; most of a group ask the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes | None, _Sampling] = {None: _Sampling()}
+
+    def of(self, request: Raw | None) -> _Sampling:
+        known = self._known.get(request)
+        if known is None:
+            known = self._known[request] = _sampling(request_param_spans(request))
+        return known
+
+
+def _sampling(spans: dict[str, Raw]) -> _Sampling:
+    params = {name: spans[name].value() for name in ("temperature", "top_p", "top_k") if name in spans}
+    return _Sampling(
+        temperature=_number(params.get("temperature")),
+        top_p=_number(params.get("top_p")),
+        top_k=_whole(params.get("top_k")),
+        params=_as_object(spans) if spans else None,
+    )
+
+
 class _Part:
     """One episode's share of the header."""
 
-    def __init__(self, graph: Graph, number: int, places: _Places) -> None:
+    def __init__(self, graph: Graph, number: int, places: _Places, asked: _Asked) -> None:
         self._graph = graph
         self._number = number
         self._places = places
+        self._asked = asked
 
     def _agent(self, agent_id: str | None) -> int | None:
         return None if agent_id is None else self._places.agent.get((self._number, agent_id))
@@ -188,10 +221,7 @@ class _Part:
         rendering = self._graph.rendering
         rendered: frozenset[str] = frozenset() if rendering is None else rendering.calls
         for call_id, call in self._graph.calls.items():
-            spans = request_param_spans(call.request)
-            params = {
-                name: spans[name].value() for name in ("temperature", "top_p", "top_k") if name in spans
-            }
+            asked = self._asked.of(self._graph.outline(call_id))
             link = self._graph.links[call_id]
             entries.append(
                 CallEntry(
@@ -205,10 +235,10 @@ class _Part:
                     policy_version=None if call.policy is None else call.policy.version,
                     status=call.status,
                     logprobs_are=call.logprobs_are,
-                    temperature=_number(params.get("temperature")),
-                    top_p=_number(params.get("top_p")),
-                    top_k=_whole(params.get("top_k")),
-                    params=_as_object(spans) if spans else None,
+                    temperature=asked.temperature,
+                    top_p=asked.top_p,
+                    top_k=asked.top_k,
+                    params=asked.params,
                     parent_completion=self._completion(link.parent),
                     link=link.how,
                     rendered=call_id in rendered,

@@ -16,7 +16,6 @@ from tracestore.graph.model import CompletionKey, Graph
 from tracestore.graph.tokens import is_ids_incomplete
 from tracestore.shards.reasons import Reason
 from tracestore.tokens.render import has_recorded_ids
-from tracestore.wire.arrays import Logprobs
 from tracestore.wire.call import Call
 from tracestore.wire.candidate_set import CandidateSelection, CandidateSet, Treatment
 from tracestore.wire.completion import CompletionFields
@@ -31,13 +30,17 @@ _BROKEN_FINISH = frozenset({"abort", "aborted", "error"})
 _NOT_ACCEPTED = frozenset({"rejected", "cancelled", "failed"})
 
 
-def usable_logprobs(logprobs: Logprobs) -> np.ndarray:
-    """bool [T]: where a value was reported that can be a log-probability."""
-    values = logprobs.array
-    usable: np.ndarray = np.isfinite(values) & (values > SENTINELS[0])
+def usable_logprobs(values: np.ndarray, reported: np.ndarray) -> np.ndarray:
+    """bool [T]: where a value can be a log-probability.
+
+    Args:
+        values: float [T], NaN allowed.
+        reported: bool [T], where the server reported it.
+    """
+    usable: np.ndarray = np.isfinite(values)
+    usable &= values > SENTINELS[0]
     usable &= values != SENTINELS[1]
-    if logprobs.nulls:
-        usable[list(logprobs.nulls)] = False
+    usable &= reported
     return usable
 
 
@@ -52,30 +55,48 @@ class Masks:
         self._paired = _paired(graph, self.treatments) if spec.objective == "preference" else None
         self._rejected = _rejected(graph, self.treatments)
         self._edits = _edit_reasons(graph)
-        self._usable: dict[CompletionKey, np.ndarray] = {}
+        rules = (spec.policies, spec.policy_versions, spec.oldest_version)
+        self.needs_logprobs = spec.objective == "rl"
+        """Whether a token whose logprob says nothing does not train."""
+        self._asks_versions = spec.objective == "rl" and any(rule is not None for rule in rules)
 
-    def reasons(self, unit: Unit) -> np.ndarray:
-        """uint8 [T of the completion]."""
-        whole = (
+    def of_unit(self, unit: Unit) -> Reason | None:
+        """Why none of a completion's tokens trains; None: that is asked of each."""
+        return (
             self.of_episode or self._of_agent(unit.call) or self._of_call(unit) or self._of_completion(unit)
         )
-        if whole is not None:
-            return np.full(len(unit.ids), whole, dtype=np.uint8)
-        return self._of_tokens(unit)
 
     def of_text(self, key: CompletionKey) -> Reason | None:
         """Why a completion does not train, whatever its token ids and the media in its context are."""
         call = self._graph.calls[key[0]]
         return self.of_episode or self._of_agent(call) or self._of_answer(key, call) or self._of_choice(key)
 
-    def usable(self, unit: Unit) -> np.ndarray:
-        """bool [T of the completion]: where it has a usable logprob."""
-        known = self._usable.get(unit.key)
-        if known is None:
-            logprobs = self._graph.completions[unit.key].logprobs
-            known = np.zeros(len(unit.ids), dtype=bool) if logprobs is None else usable_logprobs(logprobs)
-            self._usable[unit.key] = known
-        return known
+    def asks_logprobs(self, unit: Unit) -> bool:
+        """Whether nothing but its logprob can keep a token of a completion from training."""
+        return not (self._asks_versions or unit.inputs or unit.prompt is None or unit.prompt.length == 0)
+
+    def of_tokens(self, unit: Unit, usable: np.ndarray) -> np.ndarray:
+        """uint8 [T of the completion], where `of_unit` gives None.
+
+        Args:
+            usable: bool [T of the completion], see `usable_logprobs`.
+        """
+        completion = unit.body
+        reasons = np.zeros(len(unit.ids), dtype=np.uint8)
+        if self._spec.objective == "rl":
+            if completion.logprobs is not None:
+                reasons[~usable] = Reason.LOGPROB_INVALID
+            for start, end, name, version in _version_runs(unit.call, completion, len(unit.ids)):
+                reason = self._of_version(name, version)
+                if reason is not None:
+                    reasons[start:end] = reason
+        prompt_length = 0 if unit.prompt is None else unit.prompt.length
+        latent = first_latent(unit)
+        if latent is not None:
+            reasons[max(0, latent - prompt_length) :] = Reason.LATENT
+        if prompt_length == 0:
+            reasons[0] = Reason.NO_TARGET
+        return reasons
 
     def _of_agent(self, call: Call) -> Reason | None:
         agent, spec = self._graph.agents.get(call.agent_id), self._spec
@@ -114,24 +135,6 @@ class Masks:
         if self._paired is not None and key not in self._paired:
             return Reason.NOT_PAIRED
         return None
-
-    def _of_tokens(self, unit: Unit) -> np.ndarray:
-        completion = self._graph.completions[unit.key]
-        reasons = np.zeros(len(unit.ids), dtype=np.uint8)
-        if self._spec.objective == "rl":
-            if completion.logprobs is not None:
-                reasons[~self.usable(unit)] = Reason.LOGPROB_INVALID
-            for start, end, name, version in _version_runs(unit.call, completion, len(unit.ids)):
-                reason = self._of_version(name, version)
-                if reason is not None:
-                    reasons[start:end] = reason
-        prompt_length = 0 if unit.prompt is None else len(unit.prompt)
-        latent = first_latent(unit)
-        if latent is not None:
-            reasons[max(0, latent - prompt_length) :] = Reason.LATENT
-        if prompt_length == 0:
-            reasons[0] = Reason.NO_TARGET
-        return reasons
 
     def _is_ours(self, call: Call, completion: CompletionFields) -> bool:
         """Whether a policy of the spec (for `sft`: a model of the spec) wrote it; see `spec`."""

@@ -7,7 +7,7 @@ same ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -54,6 +54,10 @@ class Source(Protocol):
 
     def load_graph(self, project: str, episode_id: str, *, snapshot: int | None = None) -> Graph: ...
 
+    def training_graphs(
+        self, project: str, episode_ids: Sequence[str], *, snapshot: int | None = None
+    ) -> list[Graph]: ...
+
     def tombstones(self, project: str, *, snapshot: int) -> tuple[dict[str, Any], ...]: ...
 
 
@@ -72,6 +76,11 @@ class RenderedSource:
 
     def load_graph(self, project: str, episode_id: str, *, snapshot: int | None = None) -> Graph:
         return rendered(self.store.load_graph(project, episode_id, snapshot=snapshot), self.chat)
+
+    def training_graphs(
+        self, project: str, episode_ids: Sequence[str], *, snapshot: int | None = None
+    ) -> list[Graph]:
+        return [self.load_graph(project, episode_id, snapshot=snapshot) for episode_id in episode_ids]
 
     def tombstones(self, project: str, *, snapshot: int) -> tuple[dict[str, Any], ...]:
         return self.store.tombstones(project, snapshot=snapshot)

@@ -10,10 +10,9 @@ import numpy as np
 from tracestore.graph.model import Graph
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import PolicyRun, Row, Sample, Segments
-from tracestore.wire.completion import CompletionFields
 from tracestore_exporters.forest import Forest, Node
 from tracestore_exporters.header import Header, header
-from tracestore_exporters.masks import Masks
+from tracestore_exporters.masks import Masks, usable_logprobs
 from tracestore_exporters.spec import Spec
 from tracestore_exporters.split import Chain, chains
 from tracestore_exporters.too_long import limited, too_long
@@ -112,10 +111,11 @@ def _row(
         unit.extends, unit.inputs = None, ()
     forest = Forest(every)
     nodes = forest.preorder()
-    tokens = _Tokens(nodes, graphs, masks, head)
+    tokens = _Tokens(nodes, masks, head)
     samples = limited(_samples(chains(every, forest, graphs), nodes, forest, head), spec)
     tokens.exclude(too_long(samples, tokens.segments, spec), Reason.TOO_LONG)
     samples = _owned(samples, tokens)
+    forest.take_apart()
     return Row(
         project=group.project,
         group_id=group.group_id,
@@ -142,72 +142,93 @@ def _row(
 
 
 class _Tokens:
-    """The token columns of a row, filled segment by segment."""
+    """The token columns of a row, each made in one go: numpy takes longer to begin than with a completion."""
 
-    def __init__(
-        self, nodes: Sequence[Node], graphs: Sequence[Graph], masks: Sequence[Masks], head: Header
-    ) -> None:
-        self._graphs = graphs
-        self._masks = masks
+    def __init__(self, nodes: Sequence[Node], masks: Sequence[Masks], head: Header) -> None:
         self.segments = _segments(nodes, head)
-        total = int(self.segments.length.sum())
         self.ids = np.concatenate([node.ids for node in nodes]) if nodes else np.zeros(0, np.int32)
         self.ids = self.ids.astype(np.int32, copy=False)
-        self.reason = np.full(total, Reason.UNSAMPLED, dtype=np.uint8)
-        self.has_logprob = np.zeros(total, dtype=bool)
-        self.logprobs = self._logprob_column(nodes, total)
         self.runs: list[PolicyRun] = []
-        self._known: dict[tuple[int, str, int], np.ndarray] = {}
-        for node, start in zip(nodes, self.segments.start.tolist(), strict=True):
-            if node.unit is not None:
-                self._fill(node, node.unit, start)
+        self.logprobs, self.has_logprob = self._logprobs(nodes)
+        self.reason = np.zeros(len(self.ids), dtype=np.uint8)
+        self._decide(nodes, masks)
 
     def exclude(self, which_T: np.ndarray, reason: Reason) -> None:
         """Take tokens that train out of it, for a reason."""
         self.reason[which_T & (self.reason == Reason.TRAINED)] = reason
 
-    def _logprob_column(self, nodes: Sequence[Node], total: int) -> np.ndarray | None:
-        """float32, or float64 when a value of the row needs it; None when no token has a logprob."""
-        kinds = set()
-        for node in nodes:
-            if node.unit is not None and node.ends:
-                logprobs = self._completion(node.unit).logprobs
-                if logprobs is not None:
-                    kinds.add(logprobs.dtype)
-        if not kinds:
-            return None
-        return np.zeros(total, dtype=np.float64 if "float64" in kinds else np.float32)
+    def _logprobs(self, nodes: Sequence[Node]) -> tuple[np.ndarray | None, np.ndarray]:
+        """Values, and where they stand; float64 when one of the row needs it, None when no token has any."""
+        none = np.zeros(int(self.segments.length.max(initial=0)), np.float32)
+        pieces: list[np.ndarray] = []
+        has_S = np.zeros(len(nodes), dtype=bool)
+        nulls: list[int] = []
+        for index, (node, start) in enumerate(zip(nodes, self.segments.start.tolist(), strict=True)):
+            logprobs = None if node.unit is None else node.unit.body.logprobs
+            first, last = node.start - node.base, node.end - node.base
+            if logprobs is None:
+                pieces.append(none[: last - first])
+                continue
+            has_S[index] = True
+            pieces.append(logprobs.array[first:last])
+            nulls += [start + at - first for at in logprobs.nulls if first <= at < last]
+        has_T = np.repeat(has_S, self.segments.length)
+        if not has_S.any():
+            return None, has_T
+        has_T[nulls] = False
+        values = np.concatenate(pieces)
+        usable = usable_logprobs(values, has_T)
+        values[~usable] = 0
+        return values, usable
 
-    def _completion(self, unit: Unit) -> CompletionFields:
-        return self._graphs[unit.episode].completions[unit.key]
+    def _decide(self, nodes: Sequence[Node], masks: Sequence[Masks]) -> None:
+        """The reasons, and who sampled what."""
+        reason_S = np.full(len(nodes), Reason.UNSAMPLED, dtype=np.uint8)
+        by_logprob_S = np.zeros(len(nodes), dtype=bool)
+        apart: list[tuple[int, Node, Unit]] = []
+        known: dict[int, Reason | None] = {}
+        for index, (node, start) in enumerate(zip(nodes, self.segments.start.tolist(), strict=True)):
+            unit = node.unit
+            if unit is None:
+                continue
+            rules = masks[unit.episode]
+            if id(unit) not in known:
+                known[id(unit)] = rules.of_unit(unit)
+            whole = known[id(unit)]
+            reason_S[index] = Reason.TRAINED if whole is None else whole
+            if whole is None and rules.asks_logprobs(unit):
+                by_logprob_S[index] = rules.needs_logprobs and unit.body.logprobs is not None
+            elif whole is None:
+                apart.append((start, node, unit))
+            self._add_runs(unit, node, start)
+        self.reason = np.repeat(reason_S, self.segments.length)
+        invalid = np.repeat(by_logprob_S, self.segments.length) & ~self.has_logprob
+        self.reason[invalid] = Reason.LOGPROB_INVALID
+        for start, node, unit in apart:
+            first, last = node.start - node.base, node.end - node.base
+            usable = np.zeros(len(unit.ids), dtype=bool)
+            usable[first:last] = self.has_logprob[start : start + last - first]
+            self.reason[start : start + last - first] = masks[unit.episode].of_tokens(unit, usable)[
+                first:last
+            ]
 
-    def _fill(self, node: Node, unit: Unit, start: int) -> None:
+    def _add_runs(self, unit: Unit, node: Node, start: int) -> None:
         first, last = node.start - node.base, node.end - node.base
-        end = start + last - first
-        completion = self._completion(unit)
-        key = (unit.episode, *unit.key)
-        if key not in self._known:
-            self._known[key] = self._masks[unit.episode].reasons(unit)
-        self.reason[start:end] = self._known[key][first:last]
-        if completion.logprobs is not None and self.logprobs is not None:
-            usable = self._masks[unit.episode].usable(unit)[first:last]
-            values = completion.logprobs.array[first:last]
-            self.logprobs[start:end] = np.where(usable, values, 0)
-            self.has_logprob[start:end] = usable
-        for run in _runs(unit, completion):
+        for run in _runs(unit):
             low, high = max(run.start, first), min(run.start + run.length, last)
             if low < high:
                 self.runs.append(PolicyRun(start + low - first, high - low, run.name, run.version))
 
 
-def _runs(unit: Unit, completion: CompletionFields) -> list[PolicyRun]:
+def _runs(unit: Unit) -> list[PolicyRun]:
     """Who sampled which tokens of a completion, counted inside it."""
     length = len(unit.ids)
-    if completion.versions:
-        ends = [run.start for run in completion.versions[1:]] + [length]
+    versions = unit.body.versions
+    if versions:
+        ends = [run.start for run in versions[1:]] + [length]
         return [
             PolicyRun(run.start, end - run.start, run.name, run.version)
-            for run, end in zip(completion.versions, ends, strict=True)
+            for run, end in zip(versions, ends, strict=True)
         ]
     policy = unit.call.policy
     return [] if policy is None else [PolicyRun(0, length, policy.name, policy.version)]
@@ -223,10 +244,7 @@ def _segments(nodes: Sequence[Node], head: Header) -> Segments:
         start=start,
         length=length,
         completion=np.asarray(
-            [
-                -1 if node.unit is None else head.completion_at[(node.unit.episode, *node.unit.key)]
-                for node in nodes
-            ],
+            [-1 if node.unit is None else head.completion_at[node.unit.place] for node in nodes],
             dtype=np.int32,
         ),
     )
@@ -237,15 +255,15 @@ def _samples(
 ) -> tuple[Sample, ...]:
     """Samples in depth-first order of their ends."""
     index = {id(node): number for number, node in enumerate(nodes)}
-    ends = [forest.end_of[(chain.units[-1].episode, *chain.units[-1].key)] for chain in found]
+    ends = [forest.end_of[chain.units[-1].place] for chain in found]
     samples = []
     for at in sorted(range(len(found)), key=lambda i: index[id(ends[i])]):
         chain, end = found[at], ends[at]
         leaf = chain.units[-1]
-        completions = tuple(head.completion_at[(unit.episode, *unit.key)] for unit in chain.units)
+        completions = tuple(head.completion_at[unit.place] for unit in chain.units)
         samples.append(
             Sample(
-                sample_id=f"{leaf.call.id}:{leaf.index}",
+                sample_id=f"{leaf.call.id}:{leaf.key[1]}",
                 episode=leaf.episode,
                 agent=head.agent_at[leaf.agent],
                 segments=tuple(index[id(node)] for node in end.up())[::-1],

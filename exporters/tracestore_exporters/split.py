@@ -60,22 +60,22 @@ class _Causes:
         for unit in sorted(units, key=_in_agent):
             previous = last.get(unit.agent)
             if previous is not None and previous.call is not unit.call:
-                self._before[(unit.episode, *unit.key)] = previous
-            elif previous is not None and (before := self._before.get((unit.episode, *previous.key))):
-                self._before[(unit.episode, *unit.key)] = before
+                self._before[unit.place] = previous
+            elif previous is not None and (before := self._before.get(previous.place)):
+                self._before[unit.place] = before
             last[unit.agent] = unit
 
     def of(self, unit: Unit) -> str:
         """The cause; that of the first try for another try at the same context."""
         tries = [unit]
         while (cause := self._own(tries[-1])) is None:
-            tries.append(self._before[(tries[-1].episode, *tries[-1].key)])
-        self._known.update({(one.episode, *one.key): cause for one in tries})
+            tries.append(self._before[tries[-1].place])
+        self._known.update({one.place: cause for one in tries})
         return cause
 
     def _own(self, unit: Unit) -> str | None:
         """The cause as far as the unit itself tells; None when it repeats the context of the one before."""
-        key = (unit.episode, *unit.key)
+        key = unit.place
         if key in self._known:
             return self._known[key]
         edit = self._edit_after[unit.episode].get(unit.call.id)
@@ -126,7 +126,7 @@ def _same_context(before: Unit, unit: Unit) -> bool:
     """A retry or another try at the same prompt begins for the same reason as the first."""
     if before.prompt is None or unit.prompt is None or before.extends is not None:
         return False
-    same = before.prompt.tobytes() == unit.prompt.tobytes()
+    same = before.prompt.length == unit.prompt.length and before.prompt.begins_with(unit.prompt)
     return same and before.tools == unit.tools and before.inputs == unit.inputs
 
 

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from tracestore.graph.media import may_hold_media, media_parts
 from tracestore.graph.messages import context_messages, request_tools
 from tracestore.graph.model import CompletionKey, Graph
-from tracestore.graph.tokens import completion_ids, prompt_ids
+from tracestore.graph.runs import TokenRun
+from tracestore.graph.tokens import prompt_run, sampled_run
+from tracestore.wire.base import Raw
 from tracestore.wire.call import Call
 from tracestore.wire.canonical import canonical
+from tracestore.wire.completion import CompletionFields
 
 Inputs = tuple[tuple[int, str], ...]
 """What was read beside the ids: (token index in prompt ++ completion, role and hash), in order."""
 
 _INPUT_ROLES = frozenset({"image", "audio", "video", "latent"})
-_PART_TYPES = frozenset(
-    {"image", "image_url", "input_image", "computer_screenshot"}
-    | {"audio", "input_audio", "video", "video_url", "input_video"}
-    | {"document", "file", "input_file"}
-)
-_PART_HINT = re.compile(rb'image|screenshot|audio|video|"document"|"(?:input_)?file"|\\u00[5-7]')
-"""In the bytes of every message with such a part; the last is a letter of its type as a JSON escape."""
 _LAST = 2**31
 
 
@@ -36,14 +31,19 @@ _LAST = 2**31
 class Unit:
     """One completion with at least one token id."""
 
-    episode: int
-    """Index of its graph in the group."""
+    place: tuple[int, str, int]
+    """Index of its graph in the group, and its key."""
+    key: CompletionKey
+    agent: tuple[int, str]
+    """Index of its graph, and the agent's id."""
     call: Call
-    index: int
-    prompt: np.ndarray | None
-    """int32, the ids the server read; None: unknown."""
+    body: CompletionFields
+    prompt: TokenRun | None
+    """The ids the server read; None: unknown."""
     ids: np.ndarray
     """int32, sampled, at least one."""
+    run: TokenRun | None
+    """The prompt and the ids after it; None where the prompt is."""
     parent: CompletionKey | None
     """The completion its messages continue, answers of no tokens passed over; it may not be here."""
     exact: bool
@@ -60,34 +60,25 @@ class Unit:
     """The completion whose prompt ++ ids its prompt continues; set when the unit enters the forest."""
 
     @property
-    def key(self) -> CompletionKey:
-        return self.call.id, self.index
-
-    @property
-    def agent(self) -> tuple[int, str]:
-        return self.episode, self.call.agent_id
+    def episode(self) -> int:
+        """Index of its graph in the group."""
+        return self.place[0]
 
     @property
     def order(self) -> tuple[int, int, int, str, int]:
         """Order in which units enter the forest: what a prompt continues always comes before it."""
-        length = _LAST if self.prompt is None else len(self.prompt)
+        length = _LAST if self.prompt is None else self.prompt.length
         ordinal = _LAST if self.call.ordinal is None else self.call.ordinal
-        return length, self.episode, ordinal, self.call.id, self.index
+        return length, self.place[0], ordinal, *self.key
 
     @property
     def full_length(self) -> int:
         """Tokens of prompt ++ completion."""
-        return len(self.ids) + (0 if self.prompt is None else len(self.prompt))
+        return len(self.ids) if self.run is None else self.run.length
 
-    def is_prefix_of(self, other: np.ndarray) -> bool:
+    def is_prefix_of(self, other: TokenRun) -> bool:
         """Whether prompt ++ completion is an exact prefix of other ids."""
-        if self.prompt is None or len(other) < self.full_length:
-            return False
-        split = len(self.prompt)
-        # The completion first: it is short, and where contexts part they part late.
-        return np.array_equal(other[split : self.full_length], self.ids) and np.array_equal(
-            other[:split], self.prompt
-        )
+        return self.run is not None and other.begins_with(self.run)
 
 
 def units(graphs: Sequence[Graph]) -> list[Unit]:
@@ -100,23 +91,26 @@ def _units_of(graph: Graph, episode: int) -> Iterator[Unit]:
     declared = _declared_inputs(graph)
     media, offered = _MediaParts(graph), _Tools(graph)
     for call_id, call in graph.calls.items():
-        prompt: np.ndarray | None = None
+        prompt: TokenRun | None = None
         shared: tuple[Any, ...] | None = None
         for key in graph.completions_of(call_id):
-            ids = completion_ids(graph, key)
-            if ids is None or len(ids) == 0:
+            body = graph.completions[key]
+            if body.token_ids is None or len(body.token_ids) == 0:
                 continue
             if shared is None:
-                prompt = prompt_ids(graph, call_id)
+                prompt = prompt_run(graph, call_id)
                 shared = *_continued(graph, call_id), offered.of(call), media.of(call_id)
             parent, exact, tools, inline = shared
             own = declared.get((call_id, None), []) + declared.get((call_id, key[1]), [])
             yield Unit(
-                episode=episode,
+                place=(episode, *key),
+                key=key,
+                agent=(episode, call.agent_id),
                 call=call,
-                index=key[1],
+                body=body,
                 prompt=prompt,
-                ids=ids,
+                ids=body.token_ids.array,
+                run=None if prompt is None else sampled_run(graph, key, prompt),
                 parent=parent,
                 exact=exact,
                 tools=tools,
@@ -135,8 +129,8 @@ def _continued(graph: Graph, call_id: str) -> tuple[CompletionKey | None, bool]:
         exact = exact and link.exact
         if link.parent is None:
             break
-        ids = completion_ids(graph, link.parent)
-        if ids is None or len(ids):
+        before = graph.completions.get(link.parent)
+        if before is None or before.token_ids is None or len(before.token_ids):
             return link.parent, exact
         call_id = link.parent[0]
     return None, False
@@ -147,7 +141,7 @@ class _Tools:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._canonical: dict[bytes, bytes | None] = {}
+        self._of_outline: dict[bytes, Raw | None] = {}
 
     def of(self, call: Call) -> bytes | None:
         """A delta call that states no tools offers its parent's."""
@@ -155,19 +149,28 @@ class _Tools:
         current: Call | None = call
         while current is not None and current.id not in seen:
             seen.add(current.id)
-            tools = request_tools(current.request)
+            tools = self._stated(current.id)
             if tools is not None:
-                return self._value(tools)
+                return _value(tools)
             if current.context != "delta" or current.parent_call_id is None:
                 return None
             current = self._graph.calls.get(current.parent_call_id)
         return None
 
-    def _value(self, tools: bytes) -> bytes | None:
-        if tools not in self._canonical:
-            value = canonical(tools)
-            self._canonical[bytes(tools)] = None if value == b"[]" else value
-        return self._canonical[tools]
+    def _stated(self, call_id: str) -> Raw | None:
+        """The tools that a call's own request states, as posted."""
+        outline = self._graph.outline(call_id)
+        if outline is None:
+            return None
+        if outline not in self._of_outline:
+            self._of_outline[outline] = request_tools(outline)
+        return self._of_outline[outline]
+
+
+@lru_cache(maxsize=256)
+def _value(tools: Raw) -> bytes | None:
+    value = canonical(tools)
+    return None if value == b"[]" else value
 
 
 def _declared_inputs(graph: Graph) -> dict[tuple[str, int | None], list[tuple[int, str]]]:
@@ -207,25 +210,10 @@ class _MediaParts:
 
 def _media_hashes(call: Call) -> tuple[str, ...]:
     request = call.request
-    if request is None or not _PART_HINT.search(request):
+    if request is None or not may_hold_media(request):
         return ()
-    found: list[str] = []
-    for message in context_messages(request, call.dialect):
-        if _PART_HINT.search(message):
-            found.extend(_parts_in(message.value()))
-    return tuple(found)
-
-
-def _parts_in(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        if value.get("type") in _PART_TYPES:
-            yield hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-            return
-        for name in ("content", "output"):
-            yield from _parts_in(value.get(name))
-    elif isinstance(value, list):
-        for item in value:
-            yield from _parts_in(item)
+    messages = context_messages(request, call.dialect)
+    return tuple(part for message in messages for part in media_parts(message))
 
 
 def resolve_inputs(unit: Unit, parent: Unit | None, *, continues: bool) -> Inputs:

@@ -52,6 +52,11 @@ class MemorySource:
         of_group = [event for event in self._events if isinstance(event, Group) and event.id == group_id]
         return build([*of_group, *self._by_episode[episode_id]])
 
+    def training_graphs(
+        self, project: str, episode_ids: Sequence[str], *, snapshot: int | None = None
+    ) -> list[Graph]:
+        return [self.load_graph(project, episode_id, snapshot=snapshot) for episode_id in episode_ids]
+
     def _group_of(self, episode_id: str) -> str | None:
         episodes = (event for event in self._by_episode[episode_id] if isinstance(event, Episode))
         return next((event.group_id for event in episodes if event.group_id is not None), None)

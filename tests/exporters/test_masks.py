@@ -4,13 +4,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests import factories as make
 from tests.exporters.memory import MemorySource
 from tests.exporters.planned import planned, reasons, whole_reason
 from tracestore.shards.row import Row
-from tracestore.wire.arrays import Logprobs
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Policy, Usage
 from tracestore.wire.candidate_set import Member
@@ -237,7 +237,8 @@ def test_a_logprob_that_is_none_is_not_trained_on(value: float | None) -> None:
 
 
 def test_a_very_small_probability_is_a_logprob() -> None:
-    assert usable_logprobs(Logprobs.of([-99.5, -100.5, -9998.0, 0.0])).tolist() == [True] * 4
+    values = np.asarray([-99.5, -100.5, -9998.0, 0.0])
+    assert usable_logprobs(values, np.ones(4, dtype=bool)).tolist() == [True] * 4
 
 
 def test_tokens_without_any_logprobs_are_trained_and_recomputed_by_the_trainer() -> None:

@@ -91,4 +91,6 @@ def _difference(
 
 def _value(graph: Graph, message: ContextMessage) -> bytes:
     assert message.node is not None
-    return graph.nodes[message.node].match_hash
+    value = graph.nodes[message.node].match_hash
+    assert value is not None, "contexts are compared in graphs with texts"
+    return value

@@ -14,7 +14,9 @@ from functools import cached_property
 from itertools import groupby
 from typing import Literal
 
+from tracestore.graph.runs import TokenRun
 from tracestore.wire.agent import Agent
+from tracestore.wire.base import Raw
 from tracestore.wire.blob import Blob
 from tracestore.wire.call import Call
 from tracestore.wire.candidate_set import CandidateSelection, CandidateSet
@@ -40,8 +42,8 @@ class Node:
     """16 bytes: `match.node_key(parent, match_hash)`."""
     parent: bytes | None
     """Key of the message before it; None for the first of a context."""
-    match_hash: bytes
-    """Hash of the message's value, see `match.match_hash`."""
+    match_hash: bytes | None
+    """Hash of the message's value, see `match.match_hash`; None in a graph without texts."""
     depth: int
     """Messages before it on its path."""
     role: str | None
@@ -84,6 +86,22 @@ class Rendering:
     """Rendered completions, and what of their context or answer the text does not say."""
 
 
+@dataclass(frozen=True, slots=True)
+class Textless:
+    """What a graph that was read without its texts says instead of them.
+
+    Its calls have no request and no ids, and its completions no message. No call of it is pending, and no
+    message of it holds an image, a sound, a video or a file.
+    """
+
+    outlines: Mapping[str, Raw]
+    """The requests of calls, `null` where their messages stood; those without a request are missing."""
+    prompts: Mapping[str, TokenRun]
+    """The ids that calls read; those that were not recorded are missing."""
+    sampled: Mapping[CompletionKey, TokenRun]
+    """Prompt and completion of each answer whose prompt is known."""
+
+
 @dataclass(frozen=True)
 class Graph:
     """Everything recorded of one episode; equal for equal sets of events. Dicts are in key order."""
@@ -106,16 +124,28 @@ class Graph:
     snapshots: dict[str, Snapshot]
     blobs: dict[str, Blob]
     consumptions: dict[str, Consumption]
-    nodes: dict[bytes, Node]
-    prompt_node: dict[str, bytes | None]
+    nodes: Mapping[bytes, Node]
+    prompt_node: Mapping[str, bytes | None]
     """Last message of a call's context; None for an empty context and for a pending call."""
-    completion_node: dict[CompletionKey, bytes]
+    completion_node: Mapping[CompletionKey, bytes]
     """Last message of a completion. Missing where it has none, or its call's context is not known yet."""
     links: dict[str, Link]
     pending: frozenset[str]
     """Delta calls whose context is not known: the parent, or the completion they continue, has not come."""
     rendering: Rendering | None = None
     """None: every id is as recorded."""
+    textless: Textless | None = None
+    """None: it has all its texts."""
+
+    def outline(self, call_id: str) -> Raw | None:
+        """The request of a call, for what it says beside its messages, which may be left out of it.
+
+        Raises:
+            KeyError: no such call.
+        """
+        if self.textless is not None:
+            return self.textless.outlines.get(call_id)
+        return self.calls[call_id].request
 
     def path(self, key: bytes | None) -> tuple[Node, ...]:
         """The nodes from the root to a key, both included; () for None."""

@@ -8,12 +8,11 @@ Nothing is ever tokenised here: ids that were not recorded are None.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tracestore.graph.model import CompletionKey, Graph
+from tracestore.graph.runs import TokenArray, TokenRun
 
-TokenArray = NDArray[np.int32]
-"""int32 [T]; read-only where it is the recorded buffer itself."""
+__all__ = ["TokenArray", "completion_ids", "is_ids_incomplete", "prompt_ids", "prompt_run", "sampled_run"]
 
 
 def prompt_ids(graph: Graph, call_id: str) -> TokenArray | None:
@@ -22,6 +21,9 @@ def prompt_ids(graph: Graph, call_id: str) -> TokenArray | None:
     Raises:
         KeyError: no such call.
     """
+    if graph.textless is not None:
+        run = graph.textless.prompts.get(call_id)
+        return None if run is None else run.ids
     pieces: list[TokenArray] = []
     seen: set[str] = set()
     while True:
@@ -43,6 +45,23 @@ def prompt_ids(graph: Graph, call_id: str) -> TokenArray | None:
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces[::-1])
 
 
+def prompt_run(graph: Graph, call_id: str) -> TokenRun | None:
+    """`prompt_ids`, which may know what it begins with."""
+    if graph.textless is not None:
+        return graph.textless.prompts.get(call_id)
+    ids = prompt_ids(graph, call_id)
+    return None if ids is None else TokenRun(ids)
+
+
+def sampled_run(graph: Graph, key: CompletionKey, prompt: TokenRun) -> TokenRun:
+    """The prompt of a call and the ids of a completion after it, which has some."""
+    if graph.textless is not None:
+        return graph.textless.sampled[key]
+    ids = completion_ids(graph, key)
+    assert ids is not None
+    return TokenRun(ids, prompt, prompt.length)
+
+
 def completion_ids(graph: Graph, key: CompletionKey) -> TokenArray | None:
     """The ids that were sampled, int32 [T]; None where the server gave none or no such completion has
     come."""
@@ -59,15 +78,16 @@ def is_ids_incomplete(graph: Graph, call_id: str) -> bool:
     incomplete: they have none. Source: vllm#27482 and #29074, where a tool parser in streaming mode drops
     ids.
     """
-    keys = graph.completions_of(call_id)
-    ids = [graph.completions[key].token_ids for key in keys]
-    if all(one is None for one in ids):
+    completions = [graph.completions[key] for key in graph.completions_of(call_id)]
+    ids = [one.token_ids for one in completions if one.token_ids is not None]
+    if len(ids) < len(completions):
+        return bool(ids)
+    call = graph.calls.get(call_id)
+    usage = None if call is None else call.usage
+    if not ids or usage is None or usage.completion_tokens is None:
         return False
-    if any(one is None for one in ids):
-        return True
-    usage = graph.calls[call_id].usage if call_id in graph.calls else None
-    if usage is None or usage.completion_tokens is None:
+    recorded = sum(map(len, ids))
+    if recorded == usage.completion_tokens:
         return False
-    recorded = sum(len(one) for one in ids if one is not None)
-    stripped = sum(graph.completions[key].stop_token_stripped is True for key in keys)
+    stripped = sum(one.stop_token_stripped is True for one in completions)
     return not recorded <= usage.completion_tokens <= recorded + stripped

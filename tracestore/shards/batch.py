@@ -232,8 +232,8 @@ def _feed(digest: Any, values: pa.Array) -> None:
     """Length, validity and values of an array, its children after it."""
     kind = values.type
     digest.update(len(values).to_bytes(8, "little"))
-    valid = _valid(values)
-    digest.update(np.packbits(valid).tobytes())
+    valid = _valid(values) if values.null_count else None
+    digest.update(_ones(len(values)) if valid is None else np.packbits(valid).tobytes())
     if pa.types.is_struct(kind):
         for child in values.flatten():
             _feed(digest, child)
@@ -242,14 +242,22 @@ def _feed(digest: Any, values: pa.Array) -> None:
         digest.update(_values(lengths).tobytes())
         _feed(digest, values.flatten())
     elif pa.types.is_string(kind):
-        texts = values.fill_null("")
+        texts = values if valid is None else values.fill_null("")
         digest.update(_values(_text_lengths(texts)).tobytes())
         digest.update(_text_bytes(texts))
     elif pa.types.is_boolean(kind):
-        digest.update(np.packbits(values.fill_null(False).to_numpy(zero_copy_only=False)).tobytes())
+        flags = values if valid is None else values.fill_null(False)
+        digest.update(np.packbits(flags.to_numpy(zero_copy_only=False)).tobytes())
     else:
         data = _values(values)
-        digest.update((data if valid.all() else np.where(valid, data, data.dtype.type(0))).tobytes())
+        digest.update(
+            np.ascontiguousarray(data if valid is None else np.where(valid, data, data.dtype.type(0)))
+        )
+
+
+def _ones(length: int) -> bytes:
+    """What `packbits` makes of so many ones."""
+    return b"\xff" * (length // 8) + (bytes([256 - (256 >> length % 8)]) if length % 8 else b"")
 
 
 def _text_lengths(texts: pa.Array) -> pa.Array:

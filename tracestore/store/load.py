@@ -8,7 +8,7 @@ before a higher revision replaced it is not kept, so a snapshot that would need 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -18,12 +18,13 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, Row, Select, Text,
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
 from tracestore.store.chunks import chunks
-from tracestore.store.codec import decompress, decompress_all
+from tracestore.store.codec import decompress_all
 from tracestore.store.dictionary import Dictionaries
 from tracestore.store.fields import TABLES, Shape, columns_of, item_shape, nested_model, union
-from tracestore.store.lookup import driver_rows
+from tracestore.store.lookup import driver_rows, look_up
 from tracestore.store.runs import RunRow, read_chains, spell
 from tracestore.store.skeleton import fill
+from tracestore.store.types import unescape
 from tracestore.wire.arrays import TokenIds
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Attempt
@@ -45,18 +46,22 @@ class Content(NamedTuple):
 
 def read_contents(connection: Connection, project_id: int, keys: Iterable[int]) -> dict[int, Content]:
     """The bytes of contents, by key."""
-    c = t.content.c
+    columns = ("key", "role", "codec", "data", "dictionary_key")
+    wanted = sorted(set(keys))
     found: dict[int, Content] = {}
+    packed: dict[int | None, list[tuple[int, str, bytes]]] = defaultdict(list)
+    for key, role, codec, data, dictionary_key in look_up(
+        connection, t.content, columns, by="key", values=wanted, project_id=project_id
+    ):
+        if codec == "raw":
+            found[key] = Content(data, unescape(role))
+        else:
+            packed[dictionary_key].append((key, role, data))
     dictionaries = Dictionaries(connection, project_id)
-    for chunk in chunks(sorted(set(keys))):
-        rows = connection.execute(
-            select(c.key, c.role, c.codec, c.data, c.dictionary_key).where(
-                c.project_id == project_id, c.key.in_(chunk)
-            )
-        ).all()
-        for key, role, codec, data, dictionary_key in rows:
-            dictionary = dictionaries.get(dictionary_key)
-            found[key] = Content(decompress(data, codec=codec, dictionary=dictionary), role)
+    for dictionary_key, rows in packed.items():
+        plain = decompress_all((data for *_, data in rows), dictionary=dictionaries.get(dictionary_key))
+        for (key, role, _), data in zip(rows, plain, strict=True):
+            found[key] = Content(data.tobytes(), unescape(role))
     return found
 
 
@@ -161,6 +166,20 @@ def load_phases(
     loader = _Loader(connection, project_id)
     loader.add_apart(rows)
     return list(zip(rows, loader.events(), strict=True))
+
+
+def load_merged(
+    connection: Connection, project_id: int, rows: Iterable[Any]
+) -> Iterator[tuple[int, int | None, AnyEvent]]:
+    """(key of the entity, key of its episode, the event with its phases merged) of rows of the log.
+
+    Args:
+        rows: with `kind`, `phase`, `revision`, `entity_key`, `episode_key`, and the `fields` they named.
+    """
+    loader = _Loader(connection, project_id)
+    loader.add(rows)
+    for entity, event in zip(loader.entities(), loader.events(), strict=True):
+        yield entity.key, entity.episode_key, event
 
 
 def load_answer(
@@ -272,6 +291,10 @@ class _Loader:
                 episode.project_id == self._project_id, episode.key == episode_key
             )
         ).scalar()
+
+    def entities(self) -> Iterable[_Entity]:
+        """What came of each entity, in the order in which it first came."""
+        return self._entities.values()
 
     # --- Reading ----------------------------------------------------------------------------------
 

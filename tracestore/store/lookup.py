@@ -75,8 +75,9 @@ def look_up(
         # Only few lengths, so that the driver has the statement prepared; a value twice changes nothing.
         padded = (*chunk, *[chunk[-1]] * ((1 << (len(chunk) - 1).bit_length()) - len(chunk)))
         sql = _sql(table, columns, by, len(padded), connection.dialect)
-        for row in connection.exec_driver_sql(sql, (project_id, *padded)):
-            yield tuple(row)
+        with connection.exec_driver_sql(sql, (project_id, *padded)) as result:
+            cursor: Any = result.cursor
+            yield from cursor.fetchall()
 
 
 @lru_cache(maxsize=256)

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
+from tracestore.graph.runs import TokenRun
 from tracestore.store import tables as t
 from tracestore.store.chunks import chunks
-from tracestore.store.codec import Compressor, decompress
+from tracestore.store.codec import Compressor, decompress, decompress_all
 from tracestore.store.dictionary import Dictionaries, NewRows, ProjectDictionary
 from tracestore.store.lookup import look_up
 from tracestore.wire.arrays import Logprobs
@@ -228,6 +229,139 @@ def unpack_logprobs(data: bytes, count: int, *, dtype: Any, dictionary: bytes | 
     rest = (width - width // 4) * count
     planes = data[-rest:] + decompress(data[:-rest], codec="zstd", dictionary=dictionary)
     return np.frombuffer(planes, dtype=np.uint8).reshape(width, -1).T.tobytes()
+
+
+class ReadRun(NamedTuple):
+    """A row of token_run, unpacked."""
+
+    own: Ids
+    logprobs: Logprobs | None
+    run: TokenRun | None
+    """None: what comes before its own ids is not known."""
+
+
+_OWN = ("key", "base_key", "base_length", "num_tokens", "ids", "packed_ids", "num_ids", "dictionary_key")
+_OWN_LOGPROBS = ("logprobs", "logprobs_dtype", "logprobs_nulls", "logprobs_dictionary_key")
+
+
+def read_runs(connection: Connection, project_id: int, keys: Iterable[int]) -> dict[int, ReadRun]:
+    """Runs and all that they are based on, by key.
+
+    Unpacked together: of one run, it takes longer to begin than to do.
+    """
+    rows: dict[int, tuple[Any, ...]] = {}
+    missing = set(keys)
+    while missing:
+        found = look_up(
+            connection,
+            t.token_run,
+            (*_OWN, *_OWN_LOGPROBS),
+            by="key",
+            values=sorted(missing),
+            project_id=project_id,
+        )
+        new = {row[0]: row for row in found}
+        rows |= new
+        missing = {row[1] for row in new.values() if row[1] is not None} - rows.keys()
+    dictionaries = Dictionaries(connection, project_id)
+    ids = _all_ids(rows, dictionaries)
+    logprobs = _all_logprobs(rows, {key: len(own) for key, own in ids.items()}, dictionaries)
+    runs = {key: TokenRun(ids[key], None, row[2]) for key, row in rows.items() if row[3] is not None}
+    for key, run in runs.items():
+        base_key = rows[key][1]
+        if base_key is not None:
+            run.base = runs[base_key]
+    return {key: ReadRun(ids[key], logprobs.get(key), runs.get(key)) for key in rows}
+
+
+def _all_ids(rows: Mapping[int, tuple[Any, ...]], dictionaries: Dictionaries) -> dict[int, Ids]:
+    found: dict[int, Ids] = {}
+    by_dictionary: dict[int | None, list[int]] = {}
+    for key, row in rows.items():
+        if row[6] is None:
+            found[key] = np.frombuffer(row[4], dtype="<i4")
+        else:
+            by_dictionary.setdefault(row[7], []).append(key)
+    for dictionary_key, own in by_dictionary.items():
+        counts = [rows[key][6] for key in own]
+        dictionary = dictionaries.get(dictionary_key)
+        plain = _unpacked(
+            [rows[key][5] for key in own], [4 * count for count in counts], dictionary=dictionary
+        )
+        spelled = _of_planes(plain, counts) if dictionary is None else _of_halves(plain, counts)
+        found.update(zip(own, _cut(spelled, counts), strict=True))
+    return found
+
+
+def _unpacked(packed: Sequence[bytes], sizes: Sequence[int], *, dictionary: bytes | None) -> list[bytes]:
+    """What was compressed with one dictionary, if any; bytes of their full size were left as they are."""
+    frames = [data for data, size in zip(packed, sizes, strict=True) if len(data) != size]
+    plain = iter(decompress_all(frames, dictionary=dictionary) if frames else ())
+    return [
+        data if len(data) == size else next(plain).tobytes() for data, size in zip(packed, sizes, strict=True)
+    ]
+
+
+def _of_planes(plain: Sequence[bytes], counts: Sequence[int]) -> Ids:
+    """int32 [sum of counts]."""
+    return _interleaved(plain, counts, width=4).view("<i4").reshape(-1)
+
+
+def _of_halves(plain: Sequence[bytes], counts: Sequence[int]) -> Ids:
+    pairs = list(zip(plain, counts, strict=True))
+    lower = np.frombuffer(b"".join([data[: 2 * n] for data, n in pairs]), "<u2").astype(np.int32)
+    third, fourth = (
+        np.frombuffer(b"".join([data[at * n : (at + 1) * n] for data, n in pairs]), np.uint8).astype(np.int32)
+        for at in (2, 3)
+    )
+    return lower | third << 16 | fourth << 24
+
+
+def _interleaved(plain: Sequence[bytes], counts: Sequence[int], *, width: int) -> NDArray[np.uint8]:
+    """uint8 [sum of counts, width] of planes: of each, all first bytes, then all second ones, and so on."""
+    pairs = list(zip(plain, counts, strict=True))
+    planes = [b"".join([data[at * n : (at + 1) * n] for data, n in pairs]) for at in range(width)]
+    return np.ascontiguousarray(np.frombuffer(b"".join(planes), np.uint8).reshape(width, -1).T)
+
+
+def _cut(values: Ids, counts: Sequence[int]) -> list[Ids]:
+    end = 0
+    return [values[end - count : end] for count in counts if (end := end + count) >= 0]
+
+
+def _all_logprobs(
+    rows: Mapping[int, tuple[Any, ...]], counts: Mapping[int, int], dictionaries: Dictionaries
+) -> dict[int, Logprobs]:
+    found: dict[int, Logprobs] = {}
+    packed: dict[int | None, list[int]] = {}
+    for key, row in rows.items():
+        *_, data, dtype, nulls, dictionary_key = row
+        if data is None:
+            continue
+        if (dtype or "float32") == "float32" and len(data) != 4 * counts[key]:
+            packed.setdefault(dictionary_key, []).append(key)
+        else:
+            dictionary = dictionaries.get(dictionary_key)
+            read = _logprobs(data, dtype, nulls, count=counts[key], dictionary=dictionary)
+            assert read is not None
+            found[key] = read
+    for dictionary_key, own in packed.items():
+        lengths = [counts[key] for key in own]
+        stored = [rows[key][-4] for key in own]
+        fronts = _unpacked(
+            [data[: -3 * n] for data, n in zip(stored, lengths, strict=True)],
+            lengths,
+            dictionary=dictionaries.get(dictionary_key),
+        )
+        planes = [data[-3 * n :] + top for data, n, top in zip(stored, lengths, fronts, strict=True)]
+        values = _interleaved(planes, lengths, width=4).tobytes()
+        end = 0
+        for key, length in zip(own, lengths, strict=True):
+            nulls = rows[key][-2]
+            positions = tuple(np.frombuffer(nulls, dtype="<i4").tolist()) if nulls else ()
+            found[key] = Logprobs(values[end : end + 4 * length], "float32", positions)
+            end += 4 * length
+    return found
 
 
 def common_prefix(first: Ids, second: Ids) -> int:

@@ -168,3 +168,15 @@ def fill(skeleton: bytes, messages: Sequence[bytes], tools: bytes | None) -> byt
             end = len(messages) if count == b"*" else start + int(count)
             parts[index] = between.join(messages[start:end])
     return b"".join(parts)
+
+
+def outline(skeleton: bytes, tools: bytes | None) -> bytes:
+    """The request of a skeleton and its tools with `null` where messages stood, one for each run of them."""
+    parts = skeleton.split(_HOLE)
+    for index in range(1, len(parts), 2):
+        if parts[index] == _TOOLS:
+            assert tools is not None, "the skeleton has tools"
+            parts[index] = tools
+        else:
+            parts[index] = b"null"
+    return b"".join(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -21,6 +22,7 @@ from tracestore.store.ingest import Outcome
 from tracestore.store.load import load_context, load_entity, load_events
 from tracestore.store.prepare import prepare
 from tracestore.store.requests import RequestMemory
+from tracestore.store.textless import Places, TextlessReader, is_unchanged, read_places
 from tracestore.store.tombstones import require_content, require_not_deleted, tombstones
 from tracestore.store.transaction import Transaction
 from tracestore.wire.base import Raw
@@ -43,6 +45,7 @@ class Store:
         self.engine = engine
         self._committer = Committer(engine)
         self._requests = RequestMemory()
+        self._textless: dict[int, TextlessReader] = {}
 
     @classmethod
     def open(cls, url: str, *, create: bool = True) -> Self:
@@ -135,6 +138,35 @@ class Store:
     def load_graph(self, project: str, episode_id: str, *, snapshot: int | None = None) -> Graph:
         """`graph.build` of what `load` gives."""
         return build(self.load(project, episode_id, snapshot=snapshot))
+
+    def training_graphs(
+        self, project: str, episode_ids: Sequence[str], *, snapshot: int | None = None
+    ) -> list[Graph]:
+        """The graphs of episodes as far as token ids need them, in their order: see `graph.model.Textless`.
+
+        An episode of which that is not all (`store.textless` says when) comes as `load_graph` gives it, and
+        what that raises is raised.
+        """
+        with self.read() as connection:
+            project_id = query.find_project(connection, project)
+            at = query.snapshot(connection, project) if snapshot is None else snapshot
+            found: dict[str, Graph] = {}
+            if project_id is not None:
+                reader = self._textless.setdefault(project_id, TextlessReader(project_id))
+                places_of = partial(self._places, project, at)
+                found = reader.graphs(connection, episode_ids, snapshot=at, places_of=places_of)
+        return [
+            found[id_] if id_ in found else self.load_graph(project, id_, snapshot=at) for id_ in episode_ids
+        ]
+
+    def _places(self, project: str, snapshot: int, episode_id: str) -> Places:
+        """Where the messages of an episode stood; read now, though something may have come since."""
+        with self.read() as connection:
+            project_id = query.find_project(connection, project)
+            if project_id is not None and is_unchanged(connection, project_id, episode_id, snapshot=snapshot):
+                return read_places(connection, project_id, episode_id)
+        graph = self.load_graph(project, episode_id, snapshot=snapshot)
+        return Places(graph.nodes, graph.prompt_node, graph.completion_node)
 
     def request(self, project: str, call_id: str) -> Raw | None:
         """The request of a call, byte for byte as it was posted; None where it was posted without.

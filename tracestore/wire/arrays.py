@@ -108,6 +108,9 @@ class TokenIds:
         }
 
 
+_DTYPES = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+
+
 @dataclass(frozen=True, slots=True)
 class Logprobs:
     """log p(token_i | before) at the token's own index, as the server gave it.
@@ -160,7 +163,7 @@ class Logprobs:
     @property
     def array(self) -> np.ndarray:
         """[T] of `dtype`, read-only; 0 where `nulls` says that nothing was reported."""
-        return np.frombuffer(self.data, dtype=np.dtype(self.dtype).newbyteorder("<"))
+        return np.frombuffer(self.data, dtype=_DTYPES[self.dtype])
 
     @property
     def is_finite(self) -> bool:
