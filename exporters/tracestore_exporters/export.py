@@ -180,12 +180,7 @@ class _Exporter:
             spec_hash=self._spec.spec_hash,
             tokenizer_hash=None if chat is None else chat.tokenizer_hash,
             template_hash=None if chat is None else chat.template_hash,
-            libraries={
-                "numpy": np.__version__,
-                "pyarrow": pa.__version__,
-                "tracestore": tracestore.__version__,
-                **({} if chat is None else chat.libraries),
-            },
+            libraries=libraries_of(chat),
             shards=tuple(shards),
             groups=self._total,
             rows=sum(shard.rows for shard in shards),
@@ -227,6 +222,16 @@ class _Exporter:
         for label, tokens in tally.excluded.most_common():
             notes.append(f"{tokens} of {tally.sampled} sampled tokens are excluded as {label}")
         return tuple(notes)
+
+
+def libraries_of(chat: Chat | None) -> dict[str, str]:
+    """Versions that the bytes of an export depend on."""
+    return {
+        "numpy": np.__version__,
+        "pyarrow": pa.__version__,
+        "tracestore": tracestore.__version__,
+        **({} if chat is None else chat.libraries),
+    }
 
 
 def groups_of(store: Source, project: str, spec: Spec, *, snapshot: int) -> list[GroupLike]:

@@ -23,6 +23,7 @@ from tracestore.cli.common import (
     require_project,
     verb_parser,
 )
+from tracestore.cli.follow import add_follow_flags, require_sense, run_follow, run_lag
 
 if TYPE_CHECKING:
     from tracestore.shards.manifest import Manifest
@@ -59,14 +60,21 @@ def add_parser(subparsers: Subparsers) -> None:
         help="give traces without token ids those of a chat template (needs --tokenizer and objective sft)",
     )
     add_chat_flags(parser, purpose="what --render tokenises with")
+    add_follow_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from tracestore_exporters.export import export
 
+    require_sense(args)
+    if args.lag:
+        return run_lag(args)
     if args.format != "shards":
         return _run_interchange(args)
     spec = _spec(args)
+    if args.follow:
+        _print(run_follow(args, spec), args)
+        return 0
     if args.snapshot is not None and args.snapshot < 0:
         raise UsageError(snapshot=args.snapshot, hint="a commit position is 0 or more")
     with opened_store(args, create=False) as store:
@@ -82,22 +90,30 @@ def run(args: argparse.Namespace) -> int:
                 chat=chat,
                 progress=_advances(show),
             )
-        _register(store, manifest, args)
+        register_made(store, manifest, args, name=manifest.manifest_hash)
+    _print(manifest, args)
+    return 0
+
+
+def _print(manifest: Manifest, args: argparse.Namespace) -> None:
     if args.json:
         _print_json(manifest, args.out)
     else:
         _print_tables(manifest, args)
-    return 0
 
 
-def _register(store: Store, manifest: Manifest, args: argparse.Namespace) -> None:
+def register_made(store: Store, manifest: Manifest, args: argparse.Namespace, *, name: str) -> None:
     """Let the store know of the export, so that deletions name it. One that may not be written to knows of
-    none, which costs the export nothing."""
+    none, which costs the export nothing.
+
+    Args:
+        name: a hash by which it goes.
+    """
     from tracestore.store.engine import StoreUnavailable
     from tracestore.store.exports import Made, register
 
     made = Made(
-        manifest_hash=manifest.manifest_hash,
+        manifest_hash=name,
         location=os.path.abspath(args.out),
         spec=json.dumps(manifest.spec, sort_keys=True),
         snapshot=manifest.snapshot,
