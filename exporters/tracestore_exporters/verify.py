@@ -21,14 +21,18 @@ import pyarrow as pa
 from tracestore.errors import TracestoreError
 from tracestore.graph.model import Graph
 from tracestore.shards.batch import ContentHash, from_batch
+from tracestore.shards.log import EMPTY, Log
 from tracestore.shards.manifest import Manifest, ShardEntry
 from tracestore.shards.read import Export, ShardMissing, open_export
 from tracestore.shards.reasons import Reason, label_of
 from tracestore.shards.row import Row, Sample
 from tracestore.shards.views import BrokenForest, check_forest
 from tracestore.shards.write import file_sha256
+from tracestore.store.store import Store
+from tracestore_exporters.conservation import recorded
 from tracestore_exporters.expected import Expected, expected_of_group
 from tracestore_exporters.export import GroupLike, group_info, groups_of
+from tracestore_exporters.follow import SeenSource, late_of, unwritten
 from tracestore_exporters.header import header
 from tracestore_exporters.masks import Masks
 from tracestore_exporters.rendering import Source, source_of_export
@@ -82,11 +86,14 @@ class Report:
 def verify_export(store: Source, project: str, path: str | Path, *, chat: Chat | None = None) -> Report:
     """Checks an export against the store it came from, at its own snapshot.
 
+    One that goes on is checked at its last entry: its live rows are those of a batch export without what came
+    late, and what came late is counted.
+
     Args:
         chat: what the export was rendered with, if it was.
 
     Raises:
-        NotAnExport, ManifestCorrupt, OtherSchema: there is nothing to check.
+        NotAnExport, ManifestCorrupt, LogCorrupt, OtherSchema: there is nothing to check.
         NoTokenizer, OtherTokenizer: it was rendered with what `chat` is not.
     """
     report = Report(path=str(path))
@@ -96,10 +103,18 @@ def verify_export(store: Source, project: str, path: str | Path, *, chat: Chat |
         report.add("other_project", str(path), f"exported from {manifest.project!r}, verified in {project!r}")
         return report
     spec = Spec.model_validate(manifest.spec)
-    check = _Check(source_of_export(store, manifest, spec, chat), manifest, spec, report)
-    for shard in manifest.shards:
-        for row in _rows_of(source, shard, report):
-            check.row(row, where=f"{shard.file} row {report.rows}")
+    log = source.log
+    if log is None:
+        check = _Check(source_of_export(store, manifest, spec, chat), manifest, spec, report)
+    else:
+        assert isinstance(store, Store), "only a store is followed"
+        seen = source_of_export(SeenSource(store, log), manifest, spec, chat)
+        check = _FollowedCheck(log, source_of_export(store, manifest, spec, chat), seen, spec, report)
+    for shard in manifest.shards if log is None else log.shards.values():
+        for place, row in enumerate(_rows_of(source, shard, report)):
+            if log is not None and not log.is_live(shard.file, place):
+                continue
+            check.row(row, where=f"{shard.file} row {place}")
             report.rows += 1
             report.samples += len(row.samples)
     check.the_rest()
@@ -108,7 +123,8 @@ def verify_export(store: Source, project: str, path: str | Path, *, chat: Chat |
 
 
 def _rows_of(source: Export, shard: ShardEntry, report: Report) -> Iterator[Row]:
-    """The rows of a shard, as far as they can be read; its hashes and counts are checked on the way."""
+    """The rows of a shard, as far as they can be read, those of a followed one that count no more included;
+    its hashes and counts are checked on the way."""
     try:
         with source.file(shard) as path:
             if file_sha256(path) != shard.sha256:
@@ -118,7 +134,7 @@ def _rows_of(source: Export, shard: ShardEntry, report: Report) -> Iterator[Row]
         return
     content = ContentHash()
     counts = Counter({"rows": 0, "samples": 0, "tokens": 0, "trained_tokens": 0})
-    batches = source.batches(shard, check=False)
+    batches = source.all_batches(shard, check=False)
     while True:
         try:
             batch = next(batches, None)
@@ -154,15 +170,16 @@ class _Check:
         self._rendered = 0
         self._not_rendered: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
-        self._groups = {
-            _group_key(ref.group_id, ref.episode_ids): ref
-            for ref in groups_of(store, manifest.project, spec, snapshot=manifest.snapshot)
-        }
+        self._groups = {_group_key(ref.group_id, ref.episode_ids): ref for ref in self._refs(store)}
         self._seen: dict[tuple[str, str], set[int]] = defaultdict(set)
         self._num_parts: dict[tuple[str, str], set[int]] = defaultdict(set)
         self._placed: dict[tuple[str, str], set[tuple[str, str, int]]] = defaultdict(set)
         self._limited: dict[tuple[str, str], dict[tuple[str, str, int], Expected]] = defaultdict(dict)
         """What is expected of the completions of a group that a limit of length reaches."""
+
+    def _refs(self, store: Source) -> list[GroupLike]:
+        """The groups that the export read."""
+        return groups_of(store, self._manifest.project, self._spec, snapshot=self._manifest.snapshot)
 
     def row(self, row: Row, *, where: str) -> None:
         self._report.trained_tokens += row.num_trained
@@ -228,7 +245,7 @@ class _Check:
             if key in self._seen:
                 continue
             graphs = self._graphs(ref)
-            if group_info(list(graphs.values()), project=self._manifest.project, group=ref) is None:
+            if self._is_open(key, ref, graphs):
                 self._add(_sampled(graphs), Reason.GROUP_OPEN)
                 self._count_answers(graphs)
                 continue
@@ -240,6 +257,9 @@ class _Check:
             elif expected and any(graph.candidate_sets for graph in graphs.values()):
                 self._report.add("group_missing", str(key[1]), "closed, has candidates, and is in no shard")
             self._count(graphs, expected)
+
+    def _is_open(self, key: tuple[str, str], ref: GroupLike, graphs: Mapping[str, Graph]) -> bool:
+        return group_info(list(graphs.values()), project=self._manifest.project, group=ref) is None
 
     def totals(self) -> None:
         """Sampled from the store and trained from the shards against the manifest's table."""
@@ -318,6 +338,58 @@ class _Check:
             )
             for episode_id in sorted(ref.episode_ids)
         }
+
+
+class _FollowedCheck(_Check):
+    """The live rows of a log against the store without what came late, and what came late by itself."""
+
+    def __init__(self, log: Log, store: Source, seen: Source, spec: Spec, report: Report) -> None:
+        super().__init__(seen, log.manifest(), spec, report)
+        self._log = log
+        self._whole = store
+
+    def _refs(self, store: Source) -> list[GroupLike]:
+        # Groups that the spec names need not be there yet.
+        refs = store.groups(self._manifest.project, snapshot=self._manifest.snapshot)
+        named = self._spec.groups
+        keys = [(_group_key(ref.group_id, ref.episode_ids)[1], ref) for ref in refs]
+        return [ref for key, ref in keys if named is None or key in named]
+
+    def _is_open(self, key: tuple[str, str], ref: GroupLike, graphs: Mapping[str, Graph]) -> bool:
+        is_waiting = self._log.last is not None and key in self._log.last.waiting
+        return is_waiting or super()._is_open(key, ref, graphs)
+
+    def the_rest(self) -> None:
+        super().the_rest()
+        refs = {
+            _group_key(ref.group_id, ref.episode_ids): ref
+            for ref in self._whole.groups(self._manifest.project, snapshot=self._manifest.snapshot)
+        }
+        for name, group in self._log.groups.items():
+            others = unwritten(refs[name], self._log) if name in refs else None
+            ids = (*group.episode_ids, *(() if others is None else others.episode_ids))
+            late = late_of(
+                recorded(self._read(self._whole, ids)), recorded(self._read(self._store, group.episode_ids))
+            )
+            said = self._log.late[name].conservation if name in self._log.late else EMPTY
+            if late != said:
+                self._report.add("late_differs", name.id, f"recomputed {late}, the log says {said}")
+            self._add(late.sampled_tokens, Reason.LATE)
+            self._stripped += late.stripped_stop_tokens
+            self._rendered += late.rendered_completions
+            self._not_rendered.update(late.not_rendered)
+            self._left_out.update(late.left_out)
+
+    def totals(self) -> None:
+        super().totals()
+        for name, group in self._log.groups.items():
+            if group.rows != len(self._seen[name]):
+                rows = len(self._seen[name])
+                self._report.add("rows_differ", name.id, f"{rows} live rows, the log says {group.rows}")
+
+    def _read(self, source: Source, episode_ids: Sequence[str]) -> list[Graph]:
+        at = self._manifest.snapshot
+        return [source.load_graph(self._manifest.project, one, snapshot=at) for one in episode_ids]
 
 
 class _RowCheck:

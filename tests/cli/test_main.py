@@ -48,6 +48,7 @@ SURFACE = {
     "export": {
         *("--db", "--json", "--objective", "--out", "--project", "--snapshot", "--spec"),
         *("--engine", "--format", "--render", "--template", "--tokenizer", "--workers"),
+        *("--follow", "--interval", "--until-idle", "--settle", "--lag", "--run"),
     },
     "train": {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),

@@ -25,6 +25,7 @@ from tracestore.cli.common import (
     verb_parser,
     whole_number,
 )
+from tracestore.cli.follow import add_follow_flags, require_sense, run_follow, run_lag
 
 if TYPE_CHECKING:
     from tracestore.shards.manifest import Manifest
@@ -80,14 +81,21 @@ def add_parser(subparsers: Subparsers) -> None:
         help="where they run: on this machine (default), or on the Ray cluster of $RAY_ADDRESS (extra ray;"
         " without an address one is started here)",
     )
+    add_follow_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from tracestore_exporters.export import export
 
+    require_sense(args)
+    if args.lag:
+        return run_lag(args)
     if args.format != "shards":
         return _run_interchange(args)
     spec = _spec(args)
+    if args.follow:
+        _print(run_follow(args, spec), args)
+        return 0
     if args.snapshot is not None and args.snapshot < 0:
         raise UsageError(snapshot=args.snapshot, hint="a commit position is 0 or more")
     with opened_store(args, create=False) as store:
@@ -103,13 +111,17 @@ def run(args: argparse.Namespace) -> int:
                 progress=_advances(show),
                 engine=_engine(args),
                 note=_says(args),
-                register=lambda manifest: _register(store, manifest, args),
+                register=lambda manifest: register_made(store, manifest, args, name=manifest.manifest_hash),
             )
+    _print(manifest, args)
+    return 0
+
+
+def _print(manifest: Manifest, args: argparse.Namespace) -> None:
     if args.json:
         _print_json(manifest, args.out)
     else:
         _print_tables(manifest, args)
-    return 0
 
 
 def _says(args: argparse.Namespace) -> Callable[[str], None]:
@@ -134,14 +146,18 @@ def _engine(args: argparse.Namespace) -> Engine | None:
     return Processes(opening, workers=args.workers, note=say)
 
 
-def _register(store: Store, manifest: Manifest, args: argparse.Namespace) -> None:
+def register_made(store: Store, manifest: Manifest, args: argparse.Namespace, *, name: str) -> None:
     """Let the store know of the export, so that deletions name it. One that may not be written to knows of
-    none, which costs the export nothing."""
+    none, which costs the export nothing.
+
+    Args:
+        name: a hash by which it goes.
+    """
     from tracestore.store.engine import StoreUnavailable
     from tracestore.store.exports import Made, register
 
     made = Made(
-        manifest_hash=manifest.manifest_hash,
+        manifest_hash=name,
         location=args.out if "://" in args.out else os.path.abspath(args.out),
         spec=json.dumps(manifest.spec, sort_keys=True),
         snapshot=manifest.snapshot,

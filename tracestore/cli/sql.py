@@ -93,6 +93,13 @@ def run(args: argparse.Namespace) -> int:
     format_ = _format(args)
     if args.parquet and args.shards:
         raise UsageError(hint="--parquet or --shards, not both")
+    if args.shards:
+        from tracestore.shards.files import Folder
+        from tracestore.shards.log import is_followed
+
+        if is_followed(Folder(args.shards)):
+            hint = "some rows in its files count no more: export the snapshot without --follow and ask that"
+            raise UsageError(folder=str(args.shards), hint=hint)
     if args.query is not None:
         return _answer(args, args.query, format_=format_)
     views = _views(args)

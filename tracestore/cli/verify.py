@@ -72,10 +72,12 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tracestore.shards.files import files_at
+    from tracestore.shards.log import is_followed
     from tracestore.shards.manifest import require_manifest
 
-    for place in args.exports:
-        require_manifest(files_at(place))
+    for files in map(files_at, args.exports):
+        if not is_followed(files):
+            require_manifest(files)
     if args.state is not None and args.exports:
         raise UsageError(hint="--state goes with a check of the store itself")
     found = 0
@@ -123,16 +125,18 @@ def _exports(store: Store, args: argparse.Namespace) -> Iterator[Line]:
 
 def _deleted(store: Store, path: str, args: argparse.Namespace) -> Iterator[Line]:
     """What the store has deleted or redacted since the snapshot of an export, which may hold it."""
-    from tracestore.shards.files import files_at
-    from tracestore.shards.manifest import read_manifest
+    from tracestore.shards.read import open_export
     from tracestore.store.exports import gone
 
     try:
-        manifest = read_manifest(files_at(path))
+        export = open_export(path)
     except TracestoreError:
         return  # told with all else that is wrong with it
-    for kind, id_ in gone(store, args.project, snapshot=manifest.snapshot):
-        detail = _GONE[kind].format(id_) + " after this export: make a new one, and delete this"
+    what = "this export: make a new one, and delete this"
+    if export.log is not None:
+        what = "the last entry: follow on, so that its rows count no more"
+    for kind, id_ in gone(store, args.project, snapshot=export.manifest.snapshot):
+        detail = f"{_GONE[kind].format(id_)} after {what}"
         yield {"name": "deleted", "where": path, "detail": detail}
 
 

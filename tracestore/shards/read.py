@@ -3,6 +3,7 @@ shard is on this machine's disk."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import pyarrow as pa
 from tracestore.errors import TracestoreError
 from tracestore.shards.batch import from_batch
 from tracestore.shards.files import Files, Folder, files_at
-from tracestore.shards.manifest import Manifest, OtherSchema, ShardEntry, read_manifest
+from tracestore.shards.log import Entry, Log, is_followed
+from tracestore.shards.manifest import Manifest, NotAnExport, OtherSchema, ShardEntry, read_manifest
 from tracestore.shards.row import Row
 from tracestore.shards.schema import SCHEMA
 from tracestore.shards.write import file_sha256
@@ -29,10 +31,15 @@ class ShardCorrupt(TracestoreError):
 
 @dataclass(frozen=True)
 class Export:
-    """An export: its manifest, and its rows as a stream."""
+    """An export: its manifest, and its rows as a stream.
+
+    One that goes on is read as it was when it was opened: `manifest` is that of its live rows.
+    """
 
     files: Files
     manifest: Manifest
+    log: Log | None = None
+    """Of an export that goes on."""
 
     @property
     def path(self) -> Path:
@@ -60,7 +67,39 @@ class Export:
             yield from_batch(batch)
 
     def batches(self, shard: ShardEntry, *, check: bool = True) -> Iterator[pa.RecordBatch]:
-        """The record batches of one shard, one per row, memory-mapped."""
+        """The record batches of one shard that count, one per row, memory-mapped."""
+        for place, batch in enumerate(self.all_batches(shard, check=check)):
+            if self.log is None or self.log.is_live(shard.file, place):
+                yield batch
+
+    def follow(self, *, after: int = 0, poll_s: float = 1.0, idle_s: float | None = None) -> Iterator[News]:
+        """Every entry of an export that goes on, as it comes.
+
+        Args:
+            after: number of the last entry that the caller has; 0: none.
+            poll_s: how often to look, in seconds.
+            idle_s: end when no entry has come for so many seconds; None: never, 0: with what there is.
+
+        Raises:
+            NotAnExport: it does not go on.
+            LogCorrupt: see `tracestore.shards.log.Log.read`.
+        """
+        log, entries = Log.read(self.files)
+        came = time.monotonic()
+        while True:
+            for entry in entries:
+                if entry.number > after:
+                    yield News(entry, Export(self.files, self.manifest, log))
+            if entries:
+                came = time.monotonic()
+            elif idle_s is not None and time.monotonic() - came >= idle_s:
+                return
+            else:
+                time.sleep(poll_s)
+            entries = log.advance()
+
+    def all_batches(self, shard: ShardEntry, *, check: bool = True) -> Iterator[pa.RecordBatch]:
+        """The record batches of one shard, those that count no more included."""
         with self.file(shard) as path:
             if check or not self.files.is_local:
                 found = file_sha256(path)
@@ -99,8 +138,28 @@ class Export:
                 yield reader.get_batch(i)
 
 
+@dataclass(frozen=True)
+class News:
+    """An entry of an export that goes on."""
+
+    entry: Entry
+    """What it adds, and which earlier rows count no more (`tombstones`)."""
+    _export: Export
+
+    def rows(self, *, check: bool = True) -> Iterator[Row]:
+        """The rows that it adds, without those that a later entry, if already there, has replaced.
+
+        Raises:
+            ShardMissing, ShardCorrupt, OtherSchema.
+        """
+        for shard in self.entry.shards:
+            yield from self._export.shard_rows(shard, check=check)
+
+
 def open_export(place: str | Path, *, key: str | None = None) -> Export:
     """An export to read. The manifest is checked here, each shard when its first row is read.
+
+    One that goes on is read up to its last entry, and its log is checked as a whole.
 
     Args:
         place: a folder, or a URL as `tracestore.shards.files` says.
@@ -108,7 +167,14 @@ def open_export(place: str | Path, *, key: str | None = None) -> Export:
 
     Raises:
         NotAnExport, ManifestCorrupt, OtherSchema: see `tracestore.shards.manifest.read_manifest`.
+        LogCorrupt: see `tracestore.shards.log.Log.read`.
         BadPlace, Unreachable: see `tracestore.shards.files`.
     """
     files = files_at(place, key=key)
-    return Export(files=files, manifest=read_manifest(files))
+    try:
+        return Export(files=files, manifest=read_manifest(files))
+    except NotAnExport:
+        if not is_followed(files):
+            raise
+    log, _ = Log.read(files)
+    return Export(files=files, manifest=log.manifest(), log=log)

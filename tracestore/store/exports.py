@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from tracestore.store import tables as t
+from tracestore.store.chunks import chunks
 from tracestore.store.engine import writer
 from tracestore.store.query import find_project
 from tracestore.store.store import NotFound, Store
@@ -31,35 +32,47 @@ class Made:
     sampled_tokens: int
     trained_tokens: int
     shards: Sequence[Mapping[str, Any]]
-    """Columns of each: file, num_rows, num_tokens, trained_tokens, sha256, content_hash."""
+    """Of one that goes on: those since it was last noted. Columns of each: file, num_rows, num_tokens,
+    trained_tokens, sha256, content_hash."""
 
 
 def register(store: Store, project: str, made: Made) -> None:
-    """Note an export; one of the same manifest hash is the same, wherever it was written first."""
-    p, e = t.project.c, t.export.c
+    """Note an export; one of the same manifest hash is the same, wherever it was written first.
+
+    One that goes on is noted again with each later snapshot.
+    """
+    p, e, s = t.project.c, t.export.c, t.shard.c
     with writer(store.engine).begin() as connection:
         project_id, key = connection.execute(
             select(p.project_id, p.next_key).where(p.name == project).with_for_update()
         ).one()
-        known = select(e.key).where(e.project_id == project_id, e.manifest_hash == made.manifest_hash)
-        if connection.execute(known).first() is not None:
-            return
-        connection.execute(
-            t.export.insert().values(
-                project_id=project_id,
-                key=key,
-                manifest_hash=made.manifest_hash,
-                location=made.location,
-                spec=made.spec,
-                snapshot_pos=made.snapshot,
-                sampled_tokens=made.sampled_tokens,
-                trained_tokens=made.trained_tokens,
-                created_at=time.time_ns(),
-            )
+        query = select(e.key, e.snapshot_pos).where(
+            e.project_id == project_id, e.manifest_hash == made.manifest_hash
         )
+        before = connection.execute(query).one_or_none()
+        if before is not None and before.snapshot_pos >= made.snapshot:
+            return
+        grown = {
+            "snapshot_pos": made.snapshot,
+            "sampled_tokens": made.sampled_tokens,
+            "trained_tokens": made.trained_tokens,
+        }
+        export_key, known = key, set[str]()
+        if before is None:
+            names = {"manifest_hash": made.manifest_hash, "location": made.location, "spec": made.spec}
+            row = {"project_id": project_id, "key": key, "created_at": time.time_ns()}
+            connection.execute(t.export.insert().values(**row, **names, **grown))
+        else:
+            export_key = before.key
+            mine = (e.project_id == project_id, e.key == export_key)
+            connection.execute(t.export.update().where(*mine).values(**grown))
+            here = (s.project_id == project_id, s.export_key == export_key)
+            for chunk in chunks([shard["file"] for shard in made.shards]):
+                known.update(connection.execute(select(s.file).where(*here, s.file.in_(chunk))).scalars())
         for place, shard in enumerate(made.shards, start=1):
-            row = {"project_id": project_id, "key": key + place, "export_key": key}
-            connection.execute(t.shard.insert().values(**row, **shard))
+            if shard["file"] not in known:
+                row = {"project_id": project_id, "key": key + place, "export_key": export_key}
+                connection.execute(t.shard.insert().values(**row, **shard))
         this = t.project.update().where(p.project_id == project_id)
         connection.execute(this.values(next_key=key + len(made.shards) + 1))
 

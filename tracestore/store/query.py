@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Text, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, Text, bindparam, func, select
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
+from tracestore.store.chunks import chunks
 from tracestore.store.fields import union
 from tracestore.store.load import SnapshotGone, came_at, snapshot_gone
 from tracestore.store.tombstones import deleted_between
@@ -122,15 +123,25 @@ def _require_snapshot(connection: Connection, project_id: int, at: int) -> None:
         raise snapshot_gone(at, connection, project_id, replaced)
 
 
-def _ended_groups(connection: Connection, project_id: int, at: int) -> set[int]:
+def _ended_groups(connection: Connection, project_id: int, at: int, *which: ColumnElement[bool]) -> set[int]:
     """Groups whose end had come by then."""
     raw, group = t.raw_event.c, t.task_group.c
-    ends = (group.project_id == project_id, raw.phase == "end", raw.pos <= at)
+    ends = (group.project_id == project_id, raw.phase == "end", raw.pos <= at, *which)
     log = t.task_group.join(t.raw_event, (raw.project_id == group.project_id) & (raw.entity_key == group.key))
     return set(connection.execute(select(group.key).select_from(log).where(*ends)).scalars())
 
 
-def _groups_named(connection: Connection, project_id: int, at: int) -> dict[int, int]:
+def ended_groups(connection: Connection, project_id: int, at: int, keys: Sequence[int]) -> set[int]:
+    """Those of some groups whose end had come by then."""
+    found: set[int] = set()
+    for chunk in chunks(keys):
+        found |= _ended_groups(connection, project_id, at, t.task_group.c.key.in_(chunk))
+    return found
+
+
+def _groups_named(
+    connection: Connection, project_id: int, at: int, *which: ColumnElement[bool]
+) -> dict[int, int]:
     """Episode -> its group, where the episode's own events had said so by then."""
     raw, episode, names = t.raw_event.c, t.episode.c, t.field_set.c
     rows = connection.execute(
@@ -144,6 +155,17 @@ def _groups_named(connection: Connection, project_id: int, at: int) -> dict[int,
             episode.project_id == project_id,
             raw.pos <= at,
             episode.group_key.is_not(None),
+            *which,
         )
     )
     return {key: group_key for key, group_key, fields in rows if union([fields]).get("group_id")}
+
+
+def groups_named(
+    connection: Connection, project_id: int, at: int, column: ColumnElement[int], keys: Sequence[int]
+) -> dict[int, int]:
+    """Episode -> its group, of the episodes with one of these keys in a column of theirs."""
+    found: dict[int, int] = {}
+    for chunk in chunks(keys):
+        found |= _groups_named(connection, project_id, at, column.in_(chunk))
+    return found

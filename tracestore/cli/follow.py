@@ -1,0 +1,134 @@
+"""`tracestore export --follow` and `--lag`: an export that goes on, and how far behind it or a trainer is."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracestore.cli.chat import chat_of
+from tracestore.cli.common import (
+    UsageError,
+    note,
+    opened_store,
+    positive_number,
+    print_facts,
+    print_json_line,
+    print_line,
+    require_project,
+)
+
+if TYPE_CHECKING:
+    from tracestore.shards.log import Entry
+    from tracestore.shards.manifest import Manifest
+    from tracestore_exporters.spec import Spec
+
+_OF_FOLLOW = ("interval", "until_idle", "settle")
+
+
+def add_follow_flags(parser: argparse.ArgumentParser) -> None:
+    """What makes an export go on."""
+    parser.add_argument(
+        "--follow", action="store_true", help="write each group when it is closed, and go on; for online RL"
+    )
+    parser.add_argument(
+        "--interval", type=positive_number, metavar="S", help="seconds between two looks (default: 1)"
+    )
+    parser.add_argument(
+        "--until-idle",
+        type=positive_number,
+        metavar="S",
+        help="end when nothing has come for so many seconds (default: never)",
+    )
+    parser.add_argument(
+        "--settle",
+        type=positive_number,
+        metavar="S",
+        help="leave a closed group for so many seconds after its last event (default: 0; an episode that"
+        " nobody said has ended: at least 60)",
+    )
+    parser.add_argument(
+        "--lag", action="store_true", help="say what of a followed folder is not trained, and what is behind"
+    )
+    parser.add_argument("--run", metavar="NAME", help="with --lag: count what this training run has trained")
+
+
+def require_sense(args: argparse.Namespace) -> None:
+    """Refuse flags that do not go together.
+
+    Raises:
+        UsageError: they do not.
+    """
+    for name in _OF_FOLLOW:
+        if getattr(args, name) is not None and not args.follow:
+            raise UsageError(flag=f"--{name.replace('_', '-')}", hint="belongs to --follow")
+    if args.run is not None and not args.lag:
+        raise UsageError(flag="--run", hint="belongs to --lag")
+    if args.follow and args.lag:
+        raise UsageError(hint="--lag asks about a folder that --follow writes; name one of them")
+    if (args.follow or args.lag) and args.format != "shards":
+        raise UsageError(flag="--format", hint="--follow and --lag are for shards")
+    if args.follow and args.snapshot is not None:
+        raise UsageError(flag="--snapshot", hint="--follow reads what comes; leave it out")
+
+
+def run_follow(args: argparse.Namespace, spec: Spec) -> Manifest:
+    """Follow until idle, or until the process is ended; the manifest of what is there then."""
+    from tracestore.cli.export import register_made
+    from tracestore_exporters.follow import following, looks
+
+    with (
+        opened_store(args, create=False) as store,
+        following(
+            store, args.project, args.out, spec, settle_s=args.settle or 0.0, chat=chat_of(args)
+        ) as follower,
+    ):
+        if not store.snapshot(args.project):
+            note(f"note: nothing has come to project {args.project!r} yet", args=args)
+        # Deletions name the folder by the hash with which its log begins.
+        noted = follower.log.manifest()
+        name = follower.log.first_hash
+        if follower.log.number:
+            register_made(store, noted, args, name=name)
+        for entry in looks(follower, interval_s=args.interval or 1.0, until_idle_s=args.until_idle):
+            new = {"snapshot": entry.snapshot, "conservation": entry.conservation, "shards": entry.shards}
+            noted = noted.model_copy(update=new)
+            register_made(store, noted, args, name=name)
+            _print_entry(entry, args)
+        return follower.log.manifest()
+
+
+def run_lag(args: argparse.Namespace) -> int:
+    """Print how far behind trainer and follower are."""
+    from dataclasses import asdict
+
+    from tracestore.shards.log import Log
+    from tracestore_exporters.lag import lag
+
+    log = Log.open(Path(args.out))
+    with opened_store(args, create=False) as store:
+        require_project(store, args)
+        if log.header.project != args.project:
+            raise UsageError(
+                project=args.project, followed=log.header.project, hint="--project names the one followed"
+            )
+        found = lag(store, args.project, log, run=args.run)
+    print_facts(asdict(found) | {"behind": found.behind}, args=args)
+    return 0
+
+
+def _print_entry(entry: Entry, args: argparse.Namespace) -> None:
+    facts = {
+        "entry": entry.number,
+        "snapshot": entry.snapshot,
+        "groups": len(entry.groups),
+        "rows": sum(group.rows for group in entry.groups),
+        "trained_tokens": entry.adds.trained_tokens,
+        "late_tokens": entry.conservation.excluded.get("late", 0),
+        "replaced": len(entry.tombstones),
+        "waiting": len(entry.waiting),
+    }
+    if args.json:
+        print_json_line(facts | {"shards": [shard.file for shard in entry.shards]})
+    else:
+        print_line(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items()))
