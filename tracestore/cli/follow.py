@@ -70,6 +70,11 @@ def require_sense(args: argparse.Namespace) -> None:
         raise UsageError(flag="--format", hint="--follow and --lag are for shards")
     if args.follow and args.snapshot is not None:
         raise UsageError(flag="--snapshot", hint="--follow reads what comes; leave it out")
+    if args.follow and (args.workers is not None or args.engine is not None):
+        flag = "--workers" if args.workers is not None else "--engine"
+        raise UsageError(flag=flag, hint="one process follows; batch exports have workers")
+    if args.follow and "://" in args.out:
+        raise UsageError(flag="--out", hint="--follow writes into a folder of this machine")
 
 
 def run_follow(args: argparse.Namespace, spec: Spec) -> Manifest:
