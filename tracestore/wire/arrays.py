@@ -108,7 +108,7 @@ class TokenIds:
         }
 
 
-_DTYPES = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
+_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,8 @@ class Logprobs:
     @property
     def array(self) -> np.ndarray:
         """[T] of `dtype`, read-only; 0 where `nulls` says that nothing was reported."""
-        return np.frombuffer(self.data, dtype=_DTYPES[self.dtype])
+        values: np.ndarray = np.frombuffer(self.data, dtype=_DTYPES[self.dtype])
+        return values
 
     @property
     def is_finite(self) -> bool:
