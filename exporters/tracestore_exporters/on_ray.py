@@ -6,6 +6,7 @@ URL, and the same place to write to (a shared folder, or a bucket). Nothing is s
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -54,7 +55,7 @@ class OnRay:
         waiting = largest_first(shards)
         again: set[str] = set()
         with _cluster(self.workers):
-            at_once = self.workers or int(ray.cluster_resources().get("CPU", 1))
+            at_once = self.workers or _num_cpus()
             make = ray.remote(max_retries=0, num_cpus=1)(_made)
             at_work: dict[Any, PlannedShard] = {}
             while waiting or at_work:
@@ -82,6 +83,11 @@ class OnRay:
         self.note(f"a worker of Ray died ({reason}); {shard.file} is made once more")
 
 
+def _num_cpus() -> int:
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return int(resources.get("CPU", 1))
+
+
 @contextmanager
 def _cluster(workers: int | None) -> Iterator[None]:
     """Ray, as it runs here already, at RAY_ADDRESS, or else started for this export and ended with it."""
@@ -100,7 +106,7 @@ def _cluster(workers: int | None) -> Iterator[None]:
                 object_store_memory=_OBJECT_STORE_BYTES,
                 include_dashboard=False,
                 log_to_driver=False,
-                logging_level="warning",
+                logging_level=logging.WARNING,
                 _node_ip_address="127.0.0.1",
             )
     except Exception as error:

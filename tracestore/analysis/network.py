@@ -199,8 +199,8 @@ def _previews(graph: Graph) -> dict[bytes, str]:
             posted = messages_of(call.request, call.dialect)
             _add_previews(found, graph, posted, last=graph.prompt_node[call_id])
     for key, last in graph.completion_node.items():
-        call = graph.calls.get(key[0])
-        dialect = "openai_chat" if call is None else call.dialect
+        asked = graph.calls.get(key[0])
+        dialect = "openai_chat" if asked is None else asked.dialect
         _add_previews(found, graph, answer_messages(graph.completions[key].message, dialect), last=last)
     return found
 
