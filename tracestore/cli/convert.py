@@ -8,7 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracestore.cli.common import Subparsers, print_facts, progress, verb_parser
+from tracestore.cli.common import (
+    Subparsers,
+    UsageError,
+    print_facts,
+    progress,
+    verb_parser,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from tracestore.shards.row import Row
@@ -41,6 +48,12 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="RULE",
         help="credit rule whose advantages are written (flat: optional, prime-rl: needed)",
     )
+    parser.add_argument(
+        "--pass-k",
+        metavar="K",
+        type=whole_number(least=1),
+        help="with --advantages pkpo: of how many attempts at a task the best one counts",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,17 +62,22 @@ def run(args: argparse.Namespace) -> int:
 
     export = open_export(args.export)
     rule = args.advantages
-    credit = None if rule is None else _credit(rule, export.manifest.ownership)
+    k = args.pass_k
+    if (rule == "pkpo") != (k is not None):
+        raise UsageError(advantages=rule, hint="--advantages pkpo and --pass-k K go together")
+    credit = None if rule is None else _credit(rule, export.manifest.ownership, pass_k=k)
+    rule = rule if k is None else f"{rule} k={k}"
     with progress("convert", args=args, total=export.manifest.rows) as show:
         done = convert(export, Path(args.out), to=args.to, rule=rule, credit=credit, progress=show)
     print_facts({"out": args.out, "to": args.to} | asdict(done), args=args)
     return 0
 
 
-def _credit(rule: str, ownership: Ownership) -> Callable[[Row], TokenCredit]:
+def _credit(rule: str, ownership: Ownership, *, pass_k: int | None) -> Callable[[Row], TokenCredit]:
     """The advantages that our trainer gives at step 0."""
     from tracestore.train.credit import advantages, check_rule
     from tracestore.train.credit.base import Context, combine
 
     check_rule(rule)
-    return lambda row: combine(row, advantages(row, rule=rule, context=Context()), ownership=ownership)
+    context = Context(pass_k=pass_k)
+    return lambda row: combine(row, advantages(row, rule=rule, context=context), ownership=ownership)
