@@ -26,7 +26,8 @@ from tracestore_api.errors import NotLoopback
 
 SURFACE = {
     "serve": {
-        *("--blobs", "--db", "--host", "--inject", "--retain", "--json", "--port", "--upstream", "--workers"),
+        *("--blobs", "--db", "--exports", "--host", "--inject", "--json", "--port", "--retain"),
+        *("--upstream", "--workers"),
         *("--max-event-bytes", "--max-depth", "--max-body-bytes", "--max-events"),
         *("--max-offloaded-event-bytes", "--max-blob-bytes"),
         *("--max-requests-in-hand", "--max-bytes-in-hand", "--max-threads"),
@@ -50,6 +51,7 @@ SURFACE = {
         *("--engine", "--format", "--render", "--template", "--tokenizer", "--workers"),
         *("--follow", "--interval", "--until-idle", "--settle", "--lag", "--run"),
     },
+    "convert": {"export", "--to", "--out", "--advantages", "--json"},
     "train": {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),
         *("--max-tokens", "--micro-batch-tokens", "--seed", "--run", "--out", "--db", "--json"),
