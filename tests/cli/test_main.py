@@ -51,7 +51,7 @@ SURFACE = {
         *("--engine", "--format", "--render", "--template", "--tokenizer", "--workers"),
         *("--follow", "--interval", "--until-idle", "--settle", "--lag", "--run"),
     },
-    "convert": {"export", "--to", "--out", "--advantages", "--json"},
+    "convert": {"export", "--to", "--out", "--advantages", "--pass-k", "--json"},
     "train": {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),
         *("--max-tokens", "--micro-batch-tokens", "--seed", "--run", "--out", "--db", "--json"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracestore.cli.common import Subparsers, print_facts, progress, verb_parser
+from tracestore.cli.common import Subparsers, UsageError, print_facts, progress, verb_parser, whole_number
 
 if TYPE_CHECKING:
     from tracestore.shards.row import Row
@@ -41,25 +42,43 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="RULE",
         help="credit rule whose advantages are written (flat: optional, prime-rl: needed)",
     )
+    parser.add_argument(
+        "--pass-k",
+        metavar="K",
+        type=whole_number(least=1),
+        help="of how many attempts the best counts (--advantages pkpo)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     from tracestore.shards.read import open_export
     from tracestore_exporters.convert import convert
 
+    if (args.advantages == "pkpo") != (args.pass_k is not None):
+        raise UsageError(advantages=args.advantages, hint="--advantages pkpo and --pass-k K go together")
     export = open_export(args.export)
-    rule = args.advantages
-    credit = None if rule is None else _credit(rule, export.manifest.ownership)
+    notes: Counter[str] = Counter()
+    credit = None if args.advantages is None else _credit(args, export.manifest.ownership, notes)
+    rule = args.advantages if args.pass_k is None else f"{args.advantages}, k = {args.pass_k}"
     with progress("convert", args=args, total=export.manifest.rows) as show:
         done = convert(export, Path(args.out), to=args.to, rule=rule, credit=credit, progress=show)
-    print_facts({"out": args.out, "to": args.to} | asdict(done), args=args)
+    print_facts({"out": args.out, "to": args.to} | asdict(done) | {"notes": dict(notes)}, args=args)
     return 0
 
 
-def _credit(rule: str, ownership: Ownership) -> Callable[[Row], TokenCredit]:
-    """The advantages that our trainer gives at step 0."""
+def _credit(
+    args: argparse.Namespace, ownership: Ownership, notes: Counter[str]
+) -> Callable[[Row], TokenCredit]:
+    """The advantages that our trainer gives at step 0; `notes` is told what the rule counts on the way."""
     from tracestore.train.credit import advantages, check_rule
     from tracestore.train.credit.base import Context, combine
 
-    check_rule(rule)
-    return lambda row: combine(row, advantages(row, rule=rule, context=Context()), ownership=ownership)
+    check_rule(args.advantages)
+
+    def credit(row: Row) -> TokenCredit:
+        given = advantages(row, rule=args.advantages, context=Context(pass_k=args.pass_k))
+        if row.part == 0:  # every part has the whole header: count its episodes once
+            notes.update(given.notes)
+        return combine(row, given, ownership=ownership)
+
+    return credit
