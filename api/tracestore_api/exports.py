@@ -11,14 +11,13 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
 from tracestore.errors import TracestoreError
-from tracestore.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from tracestore.store.exports import Registered, exports, gone, registered
 from tracestore_api.access import Project
 from tracestore_api.deletions import number_before, numbered_page
@@ -28,7 +27,11 @@ from tracestore_api.ranges import described_bytes, part_of
 from tracestore_api.reads import NoParameters, Stored
 from tracestore_api.response import StrictJSON
 
+if TYPE_CHECKING:
+    from tracestore.shards.manifest import Manifest
+
 router = APIRouter()
+MANIFEST_NAME = "manifest.json"
 _STEP = 1 << 20
 
 
@@ -52,7 +55,8 @@ class ExportAnswer(BaseModel):
     """An export with its manifest."""
 
     manifest_hash: str
-    manifest: Manifest
+    manifest: dict[str, Any]
+    """As `tracestore.shards.manifest.Manifest` describes it."""
     gone: list[Gone]
 
 
@@ -141,6 +145,9 @@ def _served(export: Registered, folders: Sequence[str]) -> tuple[Path, Manifest]
     Raises:
         ExportNotServed: it lies elsewhere, or is no longer what was registered.
     """
+    # pyarrow comes with it, which most servers have no use for.
+    from tracestore.shards.manifest import read_manifest
+
     real = Path(os.path.realpath(export.location))
     if not any(real.is_relative_to(folder) for folder in folders):
         raise ExportNotServed(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,12 +22,13 @@ from tests.databases import empty_store
 from tests.exporters.stores import all_scenarios
 from tests.factories import posted
 from tracestore.cli.main import main
-from tracestore.shards.manifest import Manifest, read_manifest
+from tracestore.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from tracestore.store import Store
 from tracestore.store.delete import carry_out, delete_episode, delete_project
 from tracestore.store.engine import writer
 from tracestore.store.keys import Right, create_key
 from tracestore_api.app import create_app
+from tracestore_api.exports import MANIFEST_NAME as SERVED_NAME
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +230,12 @@ def test_the_exports_of_a_deleted_project_are_gone(place: Path) -> None:
     with opened(place) as client:
         assert client.get("/v1/exports").status_code == 410
         assert client.get(f"/v1/exports/{hash_}").status_code == 410
+
+
+def test_a_server_that_serves_no_export_loads_no_arrow() -> None:
+    code = "import sys, tracestore_api.app; assert 'pyarrow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert MANIFEST_NAME == SERVED_NAME
 
 
 def test_the_document_of_the_service_has_the_routes(client: TestClient) -> None:

@@ -300,6 +300,18 @@ def test_a_pair_of_which_one_begins_the_other_keeps_a_suffix_for_both() -> None:
     assert left_out == {"pairs_of_equal_tokens": 1}
 
 
+def test_a_pair_that_looks_at_an_image_is_left_out_and_counted() -> None:
+    image = BlobEntry("ab", "image", "image/png", None, None, 0, None, 1, None, 1)
+    made = row(
+        [(-1, [1, 2], -1), (0, [3], 0), (0, [4], 1)],
+        [(0, [0, 1], [0]), (0, [0, 2], [1])],
+        candidate_sets=[candidates("pairs", [1.0, 0.0])],
+    )
+    left_out: Counter[str] = Counter()
+    assert list(preference.records(replace(made, blobs=(image,)), flat.Options(), left_out)) == []
+    assert left_out == {"needs_blobs": 1}
+
+
 def test_the_verb_says_what_it_wrote(
     scenarios: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
