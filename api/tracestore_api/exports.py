@@ -1,24 +1,24 @@
 """`/v1/exports`: the exports of a project, their manifests, their files, whole or by ranges.
 
 Files are served of exports that the store knows of and that lie where the operator said (`--exports DIR`),
-and of these the ones that the manifest lists, under their sha256 as the entity tag.
+and of these the ones that the manifest lists, under their sha256 as the entity tag. An export that goes on is
+named by the hash with which its log begins; it has the files of its log in place of a manifest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
 from tracestore.errors import TracestoreError
-from tracestore.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from tracestore.store.exports import Registered, exports, gone, registered
 from tracestore_api.access import Project
 from tracestore_api.deletions import number_before, numbered_page
@@ -27,6 +27,9 @@ from tracestore_api.parameters import Page
 from tracestore_api.ranges import described_bytes, part_of
 from tracestore_api.reads import NoParameters, Stored
 from tracestore_api.response import StrictJSON
+
+if TYPE_CHECKING:
+    from tracestore.shards.manifest import Manifest, ShardEntry
 
 router = APIRouter()
 _STEP = 1 << 20
@@ -49,10 +52,11 @@ class Gone(BaseModel):
 
 
 class ExportAnswer(BaseModel):
-    """An export with its manifest."""
+    """An export with its manifest; of one that goes on, that of the rows that count now."""
 
     manifest_hash: str
-    manifest: Manifest
+    manifest: dict[str, Any]
+    """As `tracestore.shards.manifest.Manifest` describes it."""
     gone: list[Gone]
 
 
@@ -79,7 +83,7 @@ def get_export(
 ) -> Response:
     """The manifest of an export, and what was deleted or redacted since it was made."""
     export = registered(store, project, manifest_hash)
-    _, manifest = _served(export, folders)
+    manifest = _served(export, folders).manifest
     missing = gone(store, project, snapshot=export.snapshot)
     return StrictJSON(
         {
@@ -94,7 +98,7 @@ _BYTES: dict[str, Any] = {"content": {"application/octet-stream": {"schema": {"t
 
 
 @router.get(
-    "/v1/exports/{manifest_hash:id}/files/{name:id}",
+    "/v1/exports/{manifest_hash:id}/files/{name:path}",
     response_class=Response,
     responses={
         200: {"description": "the bytes", **_BYTES},
@@ -111,19 +115,18 @@ def get_export_file(
     name: str,
     no: NoParameters,
 ) -> Response:
-    """A shard of an export or its manifest, or a range of it."""
-    folder, manifest = _served(registered(store, project, manifest_hash), folders)
-    path = folder / name
-    if name == MANIFEST_NAME:
+    """A shard of an export, its manifest or a file of its log, or a range of it."""
+    served = _served(registered(store, project, manifest_hash), folders)
+    path = served.folder / name
+    shard = served.shards.get(name)
+    if shard is not None:
+        tag, size = shard.sha256, shard.size
+        _require_as_written(path, size=size)
+    elif name in served.documents:
         data = path.read_bytes()
         tag, size = hashlib.sha256(data).hexdigest(), len(data)
     else:
-        shard = next((one for one in manifest.shards if one.file == name), None)
-        if shard is None:
-            files = [MANIFEST_NAME, *(one.file for one in manifest.shards[:3])]
-            raise ExportFileNotFound(file=name, hint=f"its manifest lists the files: {', '.join(files)} ...")
-        tag, size = shard.sha256, shard.size
-        _require_as_written(path, folder, size=size)
+        raise ExportFileNotFound(file=name, hint="GET /v1/exports/{manifest_hash} lists its shards")
     part = part_of(request.headers, tag=tag, size=size, described=described_bytes(tag))
     if isinstance(part, Response):
         return part
@@ -135,35 +138,61 @@ def get_export_file(
     )
 
 
-def _served(export: Registered, folders: Sequence[str]) -> tuple[Path, Manifest]:
-    """The folder of an export and its manifest.
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """An export whose files may be sent."""
 
+    folder: Path
+    """Without links in its path."""
+    manifest: Manifest
+    documents: frozenset[str]
+    """Its manifest, or the files of its log."""
+    shards: Mapping[str, ShardEntry]
+
+
+def _served(export: Registered, folders: Sequence[str]) -> _Served:
+    """
     Raises:
         ExportNotServed: it lies elsewhere, or is no longer what was registered.
     """
-    real = Path(os.path.realpath(export.location))
-    if not any(real.is_relative_to(folder) for folder in folders):
+    folder = Path(os.path.realpath(export.location))
+    if not any(folder.is_relative_to(one) for one in folders):
         raise ExportNotServed(
             location=export.location, hint="start the server with --exports and a folder above it"
         )
     try:
-        manifest = read_manifest(real)
+        served, hash_ = _lying_in(folder)
     except TracestoreError as error:
         raise ExportNotServed(location=export.location, problem=str(error)) from error
-    if manifest.manifest_hash != export.manifest_hash:
-        raise ExportNotServed(
-            location=export.location, found=manifest.manifest_hash, hint="another export lies there now"
-        )
-    return real, manifest
+    if hash_ != export.manifest_hash:
+        hint = "another export lies there now"
+        raise ExportNotServed(location=export.location, found=hash_, hint=hint)
+    return served
 
 
-def _require_as_written(path: Path, folder: Path, *, size: int) -> None:
-    """That a shard is a file of its folder with the size that the manifest states.
+def _lying_in(folder: Path) -> tuple[_Served, str]:
+    """The export in a folder, and the hash by which the store knows it."""
+    # pyarrow comes with them, which most servers have no use for.
+    from tracestore.shards.files import Folder
+    from tracestore.shards.log import Log, entry_name, is_followed
+    from tracestore.shards.manifest import MANIFEST_NAME, read_manifest
+
+    if is_followed(Folder(folder)):
+        log, _ = Log.read(Folder(folder))
+        documents = frozenset(map(entry_name, range(log.number + 1)))
+        return _Served(folder, log.manifest(), documents, log.shards), log.first_hash
+    manifest = read_manifest(folder)
+    shards = {shard.file: shard for shard in manifest.shards}
+    return _Served(folder, manifest, frozenset({MANIFEST_NAME}), shards), manifest.manifest_hash
+
+
+def _require_as_written(path: Path, *, size: int) -> None:
+    """That a shard is a file of its folder, not a link, with the size that the manifest states.
 
     Raises:
         ExportFileNotFound: it is not.
     """
-    is_there = path.is_file() and Path(os.path.realpath(path)).parent == folder
+    is_there = path.is_file() and Path(os.path.realpath(path)) == path
     if not is_there or path.stat().st_size != size:
         raise ExportFileNotFound(
             file=path.name, hint="it is gone, or not as it was written: `tracestore verify` says more"

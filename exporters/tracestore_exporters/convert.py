@@ -117,8 +117,10 @@ def convert(
                     yield record
                 progress(1)
 
-        for shard in export.manifest.shards:
-            path = folder / Path(shard.file).with_suffix(".jsonl" if format_.schema is None else ".parquet")
+        suffix = ".jsonl" if format_.schema is None else ".parquet"
+        for number, shard in enumerate(export.manifest.shards):
+            # A name of our own: a manifest that came from elsewhere says in no way where files are written.
+            path = folder / f"shard-{number:05}{suffix}"
             made = counted(export.shard_rows(shard))
             if format_.schema is None:
                 _write_lines(path, made)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -158,10 +158,32 @@ def usable(row: Row, options: Options, left_out: Counter[str]) -> Iterator[dict[
     for record in records(row, options):
         if not record["loss_mask"].any():
             left_out["nothing_trains"] += 1
-        elif any(blob["role"] in _READ or blob["position"] is not None for blob in record["blobs"]):
+        elif needs_blobs(record["blobs"]):
             left_out["needs_blobs"] += 1
         else:
             yield record
+
+
+def needs_blobs(blobs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a model reads some of a sample's blobs beside its tokens."""
+    return any(blob["role"] in _READ or blob["position"] is not None for blob in blobs)
+
+
+def blobs_of(row: Row, flat: FlatSample) -> list[dict[str, Any]]:
+    """What the sample's calls read and its completions carry, each once."""
+    chain = set(flat.sample.completions)
+    calls = {row.completions[completion].call for completion in chain}
+    found = {
+        (blob.position, blob.hash, blob.role): {
+            "hash": blob.hash,
+            "role": blob.role,
+            "media_type": blob.media_type,
+            "position": blob.position,
+        }
+        for blob in row.blobs
+        if blob.call in calls and (blob.completion is None or blob.completion in chain)
+    }
+    return list(found.values())
 
 
 def temperatures(record: Mapping[str, Any]) -> np.ndarray:
@@ -227,7 +249,7 @@ def _header(row: Row, flat: FlatSample) -> dict[str, Any]:
             for one in row.rewards
             if one.episode == sample.episode
         ],
-        "blobs": _blobs(row, flat),
+        "blobs": blobs_of(row, flat),
     }
 
 
@@ -239,23 +261,6 @@ def _composed(row: Row, episode: int) -> float | None:
         raise NonFiniteReward(
             episode_id=row.episodes[episode].episode_id, hint="correct its rewards or their weights"
         ) from error
-
-
-def _blobs(row: Row, flat: FlatSample) -> list[dict[str, Any]]:
-    """What the sample's calls read and its completions carry, each once."""
-    chain = set(flat.sample.completions)
-    calls = {row.completions[completion].call for completion in chain}
-    found = {
-        (blob.position, blob.hash, blob.role): {
-            "hash": blob.hash,
-            "role": blob.role,
-            "media_type": blob.media_type,
-            "position": blob.position,
-        }
-        for blob in row.blobs
-        if blob.call in calls and (blob.completion is None or blob.completion in chain)
-    }
-    return list(found.values())
 
 
 def _runs_of(row: Row, flat: FlatSample, policy_T: np.ndarray) -> dict[str, Any]:

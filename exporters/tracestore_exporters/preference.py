@@ -44,6 +44,7 @@ class _Path:
 
     ids: np.ndarray
     mask: np.ndarray
+    needs_blobs: bool
 
 
 def records(row: Row, options: flat.Options, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -76,6 +77,9 @@ def _pair(row: Row, winner: MemberEntry, loser: MemberEntry, left_out: Counter[s
     chosen, rejected = _path(row, winner), _path(row, loser)
     if chosen is None or rejected is None:
         left_out["pairs_of_no_single_sample"] += 1
+        return None
+    if chosen.needs_blobs or rejected.needs_blobs:
+        left_out["needs_blobs"] += 1
         return None
     shared = _common(chosen.ids, rejected.ids)
     if shared == len(chosen.ids) == len(rejected.ids):
@@ -113,7 +117,8 @@ def _path(row: Row, member: MemberEntry) -> _Path | None:
         own = sample.completion == member.completion
         end = int(np.flatnonzero(own)[-1]) + 1
         mask &= own
-    return _Path(ids=sample.token_ids[:end], mask=mask[:end])
+    reads = flat.needs_blobs(flat.blobs_of(row, sample))
+    return _Path(ids=sample.token_ids[:end], mask=mask[:end], needs_blobs=reads)
 
 
 def _common(left: np.ndarray, right: np.ndarray) -> int:

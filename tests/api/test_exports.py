@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ from tests.databases import empty_store
 from tests.exporters.stores import all_scenarios
 from tests.factories import posted
 from tracestore.cli.main import main
+from tracestore.shards.log import Log
 from tracestore.shards.manifest import Manifest, read_manifest
 from tracestore.store import Store
 from tracestore.store.delete import carry_out, delete_episode, delete_project
@@ -111,6 +114,26 @@ def test_ranges_are_answered_as_http_says(client: TestClient, made: Path) -> Non
     assert behind.headers["content-type"] == "application/problem+json"
     known = client.get(url, headers={"If-None-Match": f'"{shard.sha256}"'})
     assert (known.status_code, known.content) == (304, b"")
+
+
+def test_an_export_that_goes_on_has_the_files_of_its_log(place: Path) -> None:
+    folder = place / "served/followed"
+    argv = ["--db", f"sqlite:///{place}/store.db", "--out", str(folder), "--json"]
+    assert main(["export", "--follow", "--interval", "0.001", "--until-idle", "0.001", *argv]) == 0
+    log = Log.open(folder)
+    [shard] = log.shards
+    with opened(place) as client:
+        url = f"/v1/exports/{log.first_hash}"
+        assert client.get(url).json()["manifest"]["rows"] == log.manifest().rows
+        for name in ("log/00000000.json", "log/00000001.json", shard):
+            assert client.get(f"{url}/files/{name}").content == (folder / name).read_bytes()
+        for name in ("log/00000002.json", "log/../../one/manifest.json", "manifest.json"):
+            assert client.get(f"{url}/files/{name}").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["log", "log/", ""])
+def test_folders_are_no_files(client: TestClient, made: Path, name: str) -> None:
+    assert client.get(f"/v1/exports/{manifest_of(made).manifest_hash}/files/{name}").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -227,6 +250,11 @@ def test_the_exports_of_a_deleted_project_are_gone(place: Path) -> None:
     with opened(place) as client:
         assert client.get("/v1/exports").status_code == 410
         assert client.get(f"/v1/exports/{hash_}").status_code == 410
+
+
+def test_a_server_that_serves_no_export_loads_no_arrow() -> None:
+    code = "import sys, tracestore_api.app; assert 'pyarrow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_the_document_of_the_service_has_the_routes(client: TestClient) -> None:

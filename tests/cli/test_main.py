@@ -26,8 +26,8 @@ from tracestore_api.errors import NotLoopback
 
 SURFACE = {
     "serve": {
-        *("--blobs", "--db", "--host", "--inject", "--retain", "--json", "--port", "--upstream", "--workers"),
-        "--exports",
+        *("--blobs", "--db", "--exports", "--host", "--inject", "--json", "--port", "--retain"),
+        *("--upstream", "--workers"),
         *("--max-event-bytes", "--max-depth", "--max-body-bytes", "--max-events"),
         *("--max-offloaded-event-bytes", "--max-blob-bytes"),
         *("--max-requests-in-hand", "--max-bytes-in-hand", "--max-threads"),

@@ -1,4 +1,4 @@
-"""An export goes from one machine to the next: exported, served, verified and converted by its URL."""
+"""An export goes from one machine to the next: exported, served, verified, followed, converted by its URL."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from tests.factories import posted
 from tests.serving import running_server
 from tracestore.cli.main import main
 from tracestore.shards.batch import content_hash
+from tracestore.shards.log import Log
 from tracestore.shards.read import open_export
 from tracestore.store import Store
 
 
-def test_a_served_export_is_read_verified_and_converted_by_its_url(
+def test_served_exports_are_read_verified_followed_and_converted_by_their_urls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Store.open(empty_store(tmp_path / "store.db")) as store:
@@ -25,12 +26,20 @@ def test_a_served_export_is_read_verified_and_converted_by_its_url(
     db = ["--db", f"sqlite:///{tmp_path}/store.db", "--json"]
     assert main(["export", *db, "--out", str(tmp_path / "out")]) == 0
     made = json.loads(capsys.readouterr().out)
+    followed = str(tmp_path / "followed")
+    idle = ["--interval", "0.001", "--until-idle", "0.001"]
+    assert main(["export", *db, "--follow", *idle, "--out", followed]) == 0
+    capsys.readouterr()
     with running_server(tmp_path / "store.db", flags=["--exports", str(tmp_path)]) as server:
         url = f"{server.url}/v1/exports/{made['manifest_hash']}"
         export = open_export(url)
         [shard] = export.manifest.shards
         assert content_hash(export.batches(shard)) == shard.content_hash
         assert main(["verify", *db, url]) == 0
+        log = open_export(f"{server.url}/v1/exports/{Log.open(followed).first_hash}")
+        assert log.manifest == open_export(followed).manifest
+        news = [len(list(one.rows())) for one in log.follow(idle_s=0)]
+        assert (len(news), sum(news)) == (1, log.manifest.rows)
         out = str(tmp_path / "sft")
         assert main(["convert", url, "--to", "sft", "--out", out, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])

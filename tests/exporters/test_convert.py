@@ -13,20 +13,23 @@ import datasets
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.exporters.memory import MemorySource
 from tests.exporters.stores import all_scenarios
 from tests.train.exports import export_of
-from tests.train.rows import candidates, episodes_of_one_call, row
+from tests.train.rows import candidates, episodes_of_one_call, random_row, row
 from tracestore.cli.convert import TARGETS as TARGETS_OF_THE_VERB
 from tracestore.cli.main import main
 from tracestore.shards.read import Export, open_export
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import BlobEntry, PolicyRun, Row
+from tracestore.shards.views import flat_samples
 from tracestore.train.credit import advantages
 from tracestore.train.credit.base import Advantages, Context, combine
 from tracestore_exporters import flat, preference
-from tracestore_exporters.convert import TARGETS, CreditNotCarried, convert
+from tracestore_exporters.convert import TARGETS, CreditNotCarried, _batch, convert
 from tracestore_exporters.export import NotEmpty, export
 from tracestore_exporters.flat import MissingLogprob, MixedAdvantage, NonFiniteReward
 from tracestore_exporters.sft import WeightsNotCarried
@@ -112,6 +115,26 @@ def test_every_file_has_the_same_schema(scenarios: Export, tmp_path: Path) -> No
     assert all(pq.read_schema(file).equals(flat.SCHEMA, check_metadata=False) for file in files)
     told = pq.read_schema(files[0]).metadata
     assert told[b"tracestore.manifest_hash"].decode() == scenarios.manifest.manifest_hash
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=4, unique=True))
+def test_a_batch_holds_every_sample_bit_for_bit(seeds: list[int]) -> None:
+    rows = [random_row(seed, vocab=61) for seed in seeds]
+    records = [record for one in rows for record in flat.records(one, flat.Options())]
+    found = _batch(records, flat.SCHEMA).to_pylist()
+    samples = [sample for one in rows for sample in flat_samples(one)]
+    assert len(found) == len(samples)
+    for record, sample in zip(found, samples, strict=True):
+        assert record["input_ids"] == sample.token_ids.tolist()
+        assert record["loss_mask"] == sample.mask.tolist()
+        assert sample.logprobs is not None
+        logprobs = zip(sample.logprobs.tolist(), sample.has_logprob.tolist(), strict=True)
+        assert record["logprobs"] == [value if known else None for value, known in logprobs]
+        for run in record["completions"]:
+            at = sample.completion[run["start"] : run["start"] + run["length"]]
+            assert len(set(at.tolist())) == 1
+        assert sum(run["length"] for run in record["completions"]) == np.count_nonzero(sample.completion >= 0)
 
 
 def test_a_record_says_what_the_shard_says(tmp_path: Path) -> None:
@@ -277,6 +300,18 @@ def test_a_pair_of_which_one_begins_the_other_keeps_a_suffix_for_both() -> None:
     assert left_out == {"pairs_of_equal_tokens": 1}
 
 
+def test_a_pair_that_looks_at_an_image_is_left_out_and_counted() -> None:
+    image = BlobEntry("ab", "image", "image/png", None, None, 0, None, 1, None, 1)
+    made = row(
+        [(-1, [1, 2], -1), (0, [3], 0), (0, [4], 1)],
+        [(0, [0, 1], [0]), (0, [0, 2], [1])],
+        candidate_sets=[candidates("pairs", [1.0, 0.0])],
+    )
+    left_out: Counter[str] = Counter()
+    assert list(preference.records(replace(made, blobs=(image,)), flat.Options(), left_out)) == []
+    assert left_out == {"needs_blobs": 1}
+
+
 def test_the_verb_says_what_it_wrote(
     scenarios: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,13 +338,44 @@ def test_the_best_of_k_is_named_with_its_k(scenarios: Export, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "argv", [["prime-rl"], ["sft", "--advantages", "shared"], ["flat", "--advantages", "no"]]
+    "argv",
+    [
+        ["prime-rl"],
+        ["sft", "--advantages", "shared"],
+        ["flat", "--advantages", "no"],
+        ["flat", "--advantages", "pkpo"],
+        ["flat", "--advantages", "shared", "--pass-k", "2"],
+    ],
 )
 def test_a_rule_stands_where_the_format_has_a_place_for_it(
     scenarios: Export, tmp_path: Path, argv: list[str]
 ) -> None:
     assert main(["convert", str(scenarios.path), "--to", *argv, "--out", str(tmp_path / "out")]) == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_the_advantages_of_the_best_of_k_attempts_are_written_with_their_k(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = export_of([episodes_of_one_call([1.0, 0.0, 0.0, 0.0])], tmp_path / "x")
+    argv = [
+        "--to",
+        "flat",
+        "--advantages",
+        "pkpo",
+        "--pass-k",
+        "2",
+        "--out",
+        str(tmp_path / "flat"),
+        "--json",
+    ]
+    assert main(["convert", str(made.path), *argv]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == {}
+    assert [one["advantages"][-1] for one in loaded(tmp_path / "flat")] == pytest.approx(
+        [1 / 2] + [1 / 6] * 3
+    )
+    told = pq.read_schema(tmp_path / "flat" / "shard-00000.parquet").metadata
+    assert told[b"tracestore.advantages"] == b"pkpo, k = 2"
 
 
 def test_nothing_is_written_into_a_folder_that_holds_something(scenarios: Export, tmp_path: Path) -> None:

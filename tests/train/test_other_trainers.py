@@ -28,7 +28,7 @@ from tracestore.train.losses import Clip
 from tracestore.train.plan import steps
 from tracestore.train.recompute import logprobs
 from tracestore.train.step import gradients
-from tracestore.train.trl import OtherTemperature, RecordedDPOTrainer, RecordedGRPOTrainer
+from tracestore.train.trl import NothingToEvaluate, OtherTemperature, RecordedDPOTrainer, RecordedGRPOTrainer
 from tracestore_exporters import verl
 from tracestore_exporters.convert import Target, convert
 from tracestore_exporters.flat import MissingLogprob, NoAdvantages
@@ -319,7 +319,7 @@ def recorded_by(of: Any, made: Row) -> Row:
     return replace(made, logprobs=np.nan_to_num(found_T + noise_T).astype(np.float32))
 
 
-def test_trl_grpo_wants_the_temperature_of_the_recording(tmp_path: Path) -> None:
+def test_trl_grpo_wants_advantages_the_temperature_of_the_recording_and_no_evaluation(tmp_path: Path) -> None:
     args = GRPOConfig(
         **of_trl(tmp_path), per_device_train_batch_size=2, gradient_accumulation_steps=4, num_generations=2
     )
@@ -329,6 +329,8 @@ def test_trl_grpo_wants_the_temperature_of_the_recording(tmp_path: Path) -> None
     )
     with pytest.raises(OtherTemperature, match=r"recorded=0.7"):
         trainer.train()
+    with pytest.raises(NothingToEvaluate):
+        RecordedGRPOTrainer(wide(), args=args, train_dataset=records, eval_dataset=records)
     plain = dataset(written(group(), tmp_path / "plain", "flat", rule=None))
     with pytest.raises(NoAdvantages):
         RecordedGRPOTrainer(wide(), args=args, train_dataset=plain, processing_class=tokenizer(tmp_path))

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracestore.cli.common import (
-    Subparsers,
-    UsageError,
-    print_facts,
-    progress,
-    verb_parser,
-    whole_number,
-)
+from tracestore.cli.common import Subparsers, UsageError, print_facts, progress, verb_parser, whole_number
 
 if TYPE_CHECKING:
     from tracestore.shards.row import Row
@@ -52,7 +46,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--pass-k",
         metavar="K",
         type=whole_number(least=1),
-        help="with --advantages pkpo: of how many attempts at a task the best one counts",
+        help="of how many attempts the best counts (--advantages pkpo)",
     )
 
 
@@ -60,24 +54,31 @@ def run(args: argparse.Namespace) -> int:
     from tracestore.shards.read import open_export
     from tracestore_exporters.convert import convert
 
+    if (args.advantages == "pkpo") != (args.pass_k is not None):
+        raise UsageError(advantages=args.advantages, hint="--advantages pkpo and --pass-k K go together")
     export = open_export(args.export)
-    rule = args.advantages
-    k = args.pass_k
-    if (rule == "pkpo") != (k is not None):
-        raise UsageError(advantages=rule, hint="--advantages pkpo and --pass-k K go together")
-    credit = None if rule is None else _credit(rule, export.manifest.ownership, pass_k=k)
-    rule = rule if k is None else f"{rule} k={k}"
+    notes: Counter[str] = Counter()
+    credit = None if args.advantages is None else _credit(args, export.manifest.ownership, notes)
+    rule = args.advantages if args.pass_k is None else f"{args.advantages}, k = {args.pass_k}"
     with progress("convert", args=args, total=export.manifest.rows) as show:
         done = convert(export, Path(args.out), to=args.to, rule=rule, credit=credit, progress=show)
-    print_facts({"out": args.out, "to": args.to} | asdict(done), args=args)
+    print_facts({"out": args.out, "to": args.to} | asdict(done) | {"notes": dict(notes)}, args=args)
     return 0
 
 
-def _credit(rule: str, ownership: Ownership, *, pass_k: int | None) -> Callable[[Row], TokenCredit]:
-    """The advantages that our trainer gives at step 0."""
+def _credit(
+    args: argparse.Namespace, ownership: Ownership, notes: Counter[str]
+) -> Callable[[Row], TokenCredit]:
+    """The advantages that our trainer gives at step 0; `notes` is told what the rule counts on the way."""
     from tracestore.train.credit import advantages, check_rule
     from tracestore.train.credit.base import Context, combine
 
-    check_rule(rule)
-    context = Context(pass_k=pass_k)
-    return lambda row: combine(row, advantages(row, rule=rule, context=context), ownership=ownership)
+    check_rule(args.advantages)
+
+    def credit(row: Row) -> TokenCredit:
+        given = advantages(row, rule=args.advantages, context=Context(pass_k=args.pass_k))
+        if row.part == 0:  # every part has the whole header: count its episodes once
+            notes.update(given.notes)
+        return combine(row, given, ownership=ownership)
+
+    return credit

@@ -162,9 +162,7 @@ class Web:
     def _copy(self, name: str, file: IO[bytes]) -> None:
         done, tag, problem = 0, None, ""
         for _ in range(_TRIES):
-            wanted: dict[str, str] = {}
-            if done and tag:
-                wanted = {"Range": f"bytes={done}-", "If-Range": tag}
+            wanted: dict[str, str] = {"Range": f"bytes={done}-", "If-Range": tag} if done and tag else {}
             try:
                 with self._get(name, wanted) as response:
                     if response.status != 206:

@@ -158,7 +158,7 @@ Document = TypeVar("Document", Header, Entry)
 def is_followed(files: Files) -> bool:
     """Whether a followed export lies there."""
     try:
-        files.read(_name(0))
+        files.read(entry_name(0))
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
@@ -234,7 +234,7 @@ class Log:
             except FileNotFoundError:
                 return found
             if entry.number != self.number + 1 or entry.previous != self.hash:
-                file = _name(self.number + 1)
+                file = entry_name(self.number + 1)
                 raise LogCorrupt(
                     place=self.files.where, file=file, problem="does not follow the entry before it"
                 )
@@ -247,10 +247,10 @@ class Log:
             return
         folder = self.files.path
         later = [path for path in (folder / LOG_FOLDER).glob("[0-9]*.json") if int(path.stem) > self.number]
-        if later and not (folder / _name(self.number + 1)).is_file():
+        if later and not (folder / entry_name(self.number + 1)).is_file():
             hint = "copy the whole folder again"
             raise LogCorrupt(
-                place=self.files.where, file=_name(self.number + 1), problem="missing", hint=hint
+                place=self.files.where, file=entry_name(self.number + 1), problem="missing", hint=hint
             )
 
     @property
@@ -312,7 +312,8 @@ class Log:
         self.number, self.snapshot, self.last, self.hash = entry.number, entry.snapshot, entry, hash_
 
 
-def _name(number: int) -> str:
+def entry_name(number: int) -> str:
+    """The file of an entry, in its folder; 0: of the header."""
     return f"{LOG_FOLDER}/{number:08d}.json"
 
 
@@ -322,7 +323,7 @@ def _hash(body: dict[str, Any]) -> str:
 
 def _write(folder: Path, number: int, document: Header | Entry) -> str:
     """Written beside its name, fsynced, renamed; its hash."""
-    path = folder / _name(number)
+    path = folder / entry_name(number)
     body = document.model_dump(mode="json")
     hash_ = _hash(body)
     partial = path.with_name(f".{path.name}.partial")
@@ -341,7 +342,7 @@ def _write(folder: Path, number: int, document: Header | Entry) -> str:
 
 
 def _read(files: Files, number: int, model: type[Document]) -> tuple[Document, str]:
-    file, hint = _name(number), "copy the whole folder again"
+    file, hint = entry_name(number), "copy the whole folder again"
     text = files.read(file)
     try:
         value = json.loads(text)

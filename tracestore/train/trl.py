@@ -28,6 +28,10 @@ class OtherTemperature(TracestoreError):
     """The recorded logprobs were taken at another temperature than the trainer's."""
 
 
+class NothingToEvaluate(TracestoreError):
+    """Recorded samples say nothing of how good the trained model is."""
+
+
 class RecordedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """GRPO on recorded samples, with the advantages of a credit rule in place of TRL's own.
 
@@ -43,11 +47,14 @@ class RecordedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """
         Args:
             train_dataset: rows of `tracestore convert --to flat --advantages RULE`.
-            others: further arguments of GRPOTrainer, such as `processing_class`.
+            others: further arguments of GRPOTrainer, such as `processing_class`, but no `eval_dataset`.
 
         Raises:
             NoAdvantages: the records were made without a rule, or none of them trains.
+            NothingToEvaluate: an `eval_dataset` is given.
         """
+        if others.get("eval_dataset") is not None:
+            raise NothingToEvaluate(hint="generate answers with the trained model, and score these")
         ready = _in_whole_batches(train_dataset.select_columns(list(_READ)), args.generation_batch_size)
         super().__init__(model=model, reward_funcs=_no_reward, args=args, train_dataset=ready, **others)
 
