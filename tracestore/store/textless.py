@@ -322,8 +322,9 @@ class _Reading:
         versions = self._rows(t.version_run, columns, by="completion_key", values=(a.key for a in answers))
         for key, *version in sorted(versions):
             self._versions[key].append(tuple(version))
-        keys = {call.prompt_run_key for call in calls} | {one.run_key for one in answers}
-        self._runs = read_runs(self._connection, self._project_id, keys - {None})
+        named_runs = (*(call.prompt_run_key for call in calls), *(one.run_key for one in answers))
+        keys = {key for key in named_runs if key is not None}
+        self._runs = read_runs(self._connection, self._project_id, keys)
 
     # --- Putting together -------------------------------------------------------------------------
 
@@ -459,7 +460,9 @@ class _Reading:
 _CALL: dict[str, Any] = {name: info.default for name, info in Call.model_fields.items()}
 _USAGE: dict[str, Any] = dict.fromkeys(Usage.model_fields)
 _ANSWER: dict[str, Any] = dict.fromkeys(CompletionFields.model_fields)
-_NAMES = {model: set(model.model_fields) for model in (Call, Usage, Policy, CompletionFields, VersionRun)}
+_NAMES: dict[type[BaseModel], set[str]] = {
+    model: set(model.model_fields) for model in (Call, Usage, Policy, CompletionFields, VersionRun)
+}
 """Never changed, so that models share them."""
 _set_values = BaseModel.__dict__["__dict__"].__set__
 _set_named = BaseModel.__dict__["__pydantic_fields_set__"].__set__
