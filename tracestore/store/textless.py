@@ -322,9 +322,9 @@ class _Reading:
         versions = self._rows(t.version_run, columns, by="completion_key", values=(a.key for a in answers))
         for key, *version in sorted(versions):
             self._versions[key].append(tuple(version))
-        keys = {call.prompt_run_key for call in calls} | {one.run_key for one in answers}
-        known = {key for key in keys if key is not None}
-        self._runs = read_runs(self._connection, self._project_id, known)
+        named_runs = (*(call.prompt_run_key for call in calls), *(one.run_key for one in answers))
+        keys = {key for key in named_runs if key is not None}
+        self._runs = read_runs(self._connection, self._project_id, keys)
 
     # --- Putting together -------------------------------------------------------------------------
 
