@@ -61,7 +61,7 @@ from tracestore_exporters.conservation import Tally, exported, recorded, still_o
 from tracestore_exporters.export import group_info, group_rows, has_lessons
 from tracestore_exporters.place import NotEmpty
 from tracestore_exporters.plan import Means, PlannedGroup, closed_by
-from tracestore_exporters.rendering import source_of
+from tracestore_exporters.rendering import Source, source_of
 from tracestore_exporters.spec import Spec
 
 if TYPE_CHECKING:
@@ -106,6 +106,14 @@ class SeenSource:
         refs = self._store.groups(project, snapshot=snapshot)
         left = [unwritten(ref, self._log) for ref in refs if name_of(ref) not in self._log.groups]
         return written + [group for group in left if group is not None]
+
+    def training_graphs(
+        self, project: str, episode_ids: Sequence[str], *, snapshot: int | None = None
+    ) -> list[Graph]:
+        if self._log.group_of.keys().isdisjoint(episode_ids):
+            return self._store.training_graphs(project, episode_ids, snapshot=snapshot)
+        # The fast way reads all that came, and nothing else than all.
+        return [self.load_graph(project, one, snapshot=snapshot) for one in episode_ids]
 
     def load_graph(self, project: str, episode_id: str, *, snapshot: int | None = None) -> Graph:
         name = self._log.group_of.get(episode_id)
@@ -460,8 +468,8 @@ class Follower:
         of = self.log.group_of
         return tuple(sorted(one for one in episode_ids if one not in of or of[one] in draft.freed))
 
-    def _load(self, source: Any, episode_ids: Iterable[str], draft: _Draft) -> list[Graph]:
-        return [source.load_graph(self._project, one, snapshot=draft.snapshot) for one in episode_ids]
+    def _load(self, source: Source, episode_ids: Sequence[str], draft: _Draft) -> list[Graph]:
+        return source.training_graphs(self._project, episode_ids, snapshot=draft.snapshot)
 
     def _is_ready(
         self,

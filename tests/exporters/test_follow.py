@@ -379,13 +379,18 @@ def test_only_groups_of_which_something_came_are_read(
     post(store, *(event for number in range(6) for event in rollout(f"e{number}")))
     step(follower)
     read: set[str] = set()
-    load = Store.load
+    load, training_graphs = Store.load, Store.training_graphs
 
-    def noted(self: Store, project: str, episode_id: str, **more: Any) -> list[AnyEvent]:
+    def one(self: Store, project: str, episode_id: str, **more: Any) -> Any:
         read.add(episode_id)
         return load(self, project, episode_id, **more)
 
-    monkeypatch.setattr(Store, "load", noted)
+    def some(self: Store, project: str, episode_ids: Sequence[str], **more: Any) -> Any:
+        read.update(episode_ids)
+        return training_graphs(self, project, episode_ids, **more)
+
+    monkeypatch.setattr(Store, "load", one)
+    monkeypatch.setattr(Store, "training_graphs", some)
     post(store, make.reward("r", 1.0, episode="e3"), *rollout("new"))
     step(follower)
     assert read == {"e3", "new"}
