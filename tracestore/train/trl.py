@@ -102,6 +102,8 @@ class RecordedDPOTrainer(DPOTrainer):  # type: ignore[misc]
     Tokens of a suffix that no model sampled count neither for nor against.
     """
 
+    _signature_columns: list[str]
+
     def __init__(self, model: Any, *, args: Any, processing_class: Any, **others: Any) -> None:
         collator = _PairCollator(
             pad_token_id=processing_class.pad_token_id,
