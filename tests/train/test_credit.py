@@ -10,7 +10,7 @@ from tests.train.rows import candidates, episodes_of_one_call, row
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import MemberEntry, Row
 from tracestore.train.credit import UnknownRule, advantages
-from tracestore.train.credit.base import Advantages, Context, NonFiniteCredit, combine
+from tracestore.train.credit.base import Advantages, Context, NonFiniteCredit, WrongLength, combine
 from tracestore.train.credit.candidates import MissingScore, UnsupportedTreatment
 from tracestore.train.credit.pkpo import MissingPassK
 
@@ -225,6 +225,14 @@ def test_an_advantage_may_differ_by_token_of_a_completion() -> None:
     credit = combine(made, Advantages("test", {(0, 0): np.array([0.25, -0.5, 1.0])}))
     assert credit.plus_T.tolist() == [0, 0.25, 0, 1.0, 0]
     assert credit.minus_T.tolist() == [0, 0, -0.5, 0, 0]
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_as_many_advantages_as_a_completion_has_tokens_or_none(length: int) -> None:
+    # PrimeIntellect-ai/prime-rl#1838: one advantage alone would be spread over all tokens, a fourth be lost.
+    made = row([(-1, [1], -1), (0, [2, 3, 4], 0)], [(0, [0, 1], [0])])
+    with pytest.raises(WrongLength, match=f"tokens=3, advantages={length}"):
+        combine(made, Advantages("test", {(0, 0): np.full(length, 0.5)}))
 
 
 def plans(treatment: str, scores: list[float | None], *, selected: int | None = 0) -> Row:

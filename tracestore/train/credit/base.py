@@ -23,6 +23,10 @@ class NonFiniteCredit(TracestoreError):
     """A composed reward or an advantage is no finite number."""
 
 
+class WrongLength(TracestoreError):
+    """A rule gave a completion another number of advantages than it has tokens."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What a rule may depend on besides the row."""
@@ -66,6 +70,9 @@ def combine(row: Row, advantages: Advantages, *, ownership: Ownership = "train_o
     losses need both parts: under a clip, +1 and -1 do not cancel.
 
     Example: advantages +1, -1, -1, -1 of four samples through one token -> plus 0.25, minus -0.75
+
+    Raises:
+        WrongLength: an array of advantages is not as long as its completion.
     """
     num_tokens = len(row.token_ids)
     plus_T, minus_T = np.zeros(num_tokens), np.zeros(num_tokens)
@@ -74,7 +81,7 @@ def combine(row: Row, advantages: Advantages, *, ownership: Ownership = "train_o
     survives_M = survivors(row)
     for (sample, completion), value in advantages.values.items():
         if survives_M[sample]:
-            through.setdefault(completion, []).append(value)
+            through.setdefault(completion, []).append(_checked(row, completion, value, advantages.rule))
     done: dict[int, int] = {}
     for start, length, completion in zip(
         row.segments.start.tolist(),
@@ -94,6 +101,15 @@ def combine(row: Row, advantages: Advantages, *, ownership: Ownership = "train_o
         has_T[tokens] = True
     weight_T = weights(row, ownership, survives=survives_M)
     return TokenCredit(plus_T=plus_T * weight_T, minus_T=minus_T * weight_T, has_T=has_T)
+
+
+def _checked(row: Row, completion: int, value: Value, rule: str) -> Value:
+    """The value, an array only if it has one advantage for each token of the completion."""
+    entry = row.completions[completion]
+    if not isinstance(value, float) and len(value) != entry.num_tokens:
+        call_id = row.calls[entry.call].call_id
+        raise WrongLength(rule=rule, call_id=call_id, tokens=entry.num_tokens, advantages=len(value))
+    return value
 
 
 def finite(
