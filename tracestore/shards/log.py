@@ -227,7 +227,7 @@ class Log:
 
     def advance(self) -> list[Entry]:
         """Read the entries that have come since."""
-        found = []
+        found: list[Entry] = []
         while True:
             try:
                 entry, hash_ = _read(self.files, self.number + 1, Entry)
