@@ -305,8 +305,8 @@ class Follower:
         for name in self._redacted(found):
             touched.setdefault(name, _Touched()).why = "redacted"
         for episode_id in {*self._stripped(found), *(stone["id"] for stone in found.deleted)}:
-            if (name := self._name_of(episode_id)) is not None:
-                touched.setdefault(name, _Touched()).why = "deleted"
+            if (taken_from := self._name_of(episode_id)) is not None:
+                touched.setdefault(taken_from, _Touched()).why = "deleted"
         for group_id in found.groups:
             self._came(touched, GroupName("group", group_id), {"group"}, found.replaced)
         refs = groups_with(
@@ -319,13 +319,13 @@ class Follower:
         now_in = {episode_id: name_of(ref) for ref in refs for episode_id in ref.episode_ids}
         for episode_id, kinds in found.kinds.items():
             # One that names its group only now is of two: what was alone before is open no more.
-            for name in {self._name_of(episode_id), now_in.get(episode_id)} - {None}:
-                assert name is not None
-                self._came(touched, name, kinds, found.replaced, episode_id)
-        news = (name for name, one in touched.items() if one.kinds and name not in self.log.groups)
+            for one in {self._name_of(episode_id), now_in.get(episode_id)}:
+                if one is not None:
+                    self._came(touched, one, kinds, found.replaced, episode_id)
+        news = (name for name, what in touched.items() if what.kinds and name not in self.log.groups)
         self._heard.update(dict.fromkeys(news, now_s))
         if self._spec.groups is not None:
-            touched = {name: one for name, one in touched.items() if name.id in self._spec.groups}
+            touched = {name: what for name, what in touched.items() if name.id in self._spec.groups}
         return touched, {name_of(ref): ref for ref in refs}
 
     def _came(

@@ -361,16 +361,17 @@ class _FollowedCheck(_Check):
 
     def the_rest(self) -> None:
         super().the_rest()
+        project = self._manifest.project
         refs = {
             _group_key(ref.group_id, ref.episode_ids): ref
-            for ref in self._whole.groups(self._manifest.project, snapshot=self._manifest.snapshot)
+            for ref in self._whole.groups(project, snapshot=self._manifest.snapshot)
         }
         for name, group in self._log.groups.items():
             others = unwritten(refs[name], self._log) if name in refs else None
             ids = (*group.episode_ids, *(() if others is None else others.episode_ids))
-            late = late_of(
-                recorded(self._read(self._whole, ids)), recorded(self._read(self._store, group.episode_ids))
-            )
+            full = self._whole.training_graphs(project, ids, snapshot=self._manifest.snapshot)
+            written = self._whole.training_graphs(project, group.episode_ids, snapshot=group.base)
+            late = late_of(recorded(full), recorded(written))
             said = self._log.late[name].conservation if name in self._log.late else EMPTY
             if late != said:
                 self._report.add("late_differs", name.id, f"recomputed {late}, the log says {said}")
@@ -386,10 +387,6 @@ class _FollowedCheck(_Check):
             if group.rows != len(self._seen[name]):
                 rows = len(self._seen[name])
                 self._report.add("rows_differ", name.id, f"{rows} live rows, the log says {group.rows}")
-
-    def _read(self, source: Source, episode_ids: Sequence[str]) -> list[Graph]:
-        at = self._manifest.snapshot
-        return [source.load_graph(self._manifest.project, one, snapshot=at) for one in episode_ids]
 
 
 class _RowCheck:
