@@ -15,6 +15,7 @@ from tracestore.shards.manifest import Manifest
 from tracestore_exporters.export import OtherExport, export
 from tracestore_exporters.place import BadOut, NotEmpty
 from tracestore_exporters.spec import Spec
+from tracestore_exporters.verify import verify_export
 
 BUCKET = "exports-of-tests"
 
@@ -55,6 +56,7 @@ def test_a_bucket_holds_what_a_folder_would(client: Any, out: str, tmp_path: Pat
     whole = export(MemorySource(THREE), "p", tmp_path / "out", ONE_EACH)
     assert export(MemorySource(THREE), "p", out, ONE_EACH) == whole
     assert objects(client, out) == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert verify_export(MemorySource(THREE), "p", out).findings == []
     with pytest.raises(NotEmpty, match="name a new prefix"):
         export(MemorySource(THREE), "p", out, ONE_EACH)
 
