@@ -236,8 +236,9 @@ class Follower:
         self._open: dict[GroupName, Conservation] = {}
         self._waiting: dict[GroupName, float] = {}
         self._stripping = self._with_tombstones()
-        self._again = {name: _Touched() for name in self._left_open()}
-        self._heard = dict.fromkeys(self._again, time.monotonic())
+        left_open = self._left_open()
+        self._again = {name: _Touched() for name in left_open} | self._left_written()
+        self._heard = dict.fromkeys(left_open, time.monotonic())
         """When something of a group that is not written came last, or was found here."""
         self._members = {one: late.name for late in log.late.values() for one in late.episode_ids}
 
@@ -256,6 +257,16 @@ class Follower:
                 continue
             return {name_of(ref) for ref in refs} - set(self.log.groups)
         return set()
+
+    def _left_written(self) -> dict[GroupName, _Touched]:
+        """Written groups that changed while an earlier process read them, as if all of it came now."""
+        waiting = () if self.log.last is None else self.log.last.waiting
+        gone = _gone(self.log.deleted)
+        found = {}
+        for name in self.log.groups.keys() & set(waiting):
+            why: Why = "revised" if gone.isdisjoint(self.log.groups[name].episode_ids) else "deleted"
+            found[name] = _Touched({"call", *JUDGEMENTS}, why=why)
+        return found
 
     def step(self, *, is_last: bool = False) -> Step:
         """Look once at what has come, and write an entry if there is something to write.
@@ -289,7 +300,8 @@ class Follower:
             draft.open = dict.fromkeys(self._open)
             return {*self._open, *self._waiting, *self._again}
         touched, refs = self._touched(found, is_last=is_last)
-        gone = {stone["id"] for stone in found.deleted if stone["kind"] == "episode"}
+        # Those of earlier looks too: a group may have changed while it was read without them.
+        gone = _gone([*self.log.deleted, *found.deleted])
         self._write_shards(draft, self._considered(draft, touched, refs, gone, is_last=is_last))
         return set(touched)
 
@@ -379,6 +391,8 @@ class Follower:
                     raise
                 draft.again[name] = touched[name]
                 draft.open.pop(name, None)
+                if name not in draft.freed:  # its rows count until others take their place
+                    draft.undone.pop(name, None)
                 continue
             if written is not None:
                 yield written
@@ -575,7 +589,7 @@ class Follower:
             groups=tuple(draft.groups),
             tombstones=tuple(draft.undone.values()),
             late=tuple(draft.late.values()),
-            waiting=tuple(sorted(self._still_waiting(draft, touched))),
+            waiting=tuple(sorted(self._still_waiting(draft, touched).keys() | draft.again.keys())),
             deleted=found.deleted,
             redacted_at=redacted_at,
             num_groups=left + len(opened),
@@ -604,6 +618,11 @@ class Follower:
             self._heard.pop(group.name, None)
             for episode_id in group.episode_ids:
                 self._members.pop(episode_id, None)
+
+
+def _gone(stones: Iterable[dict[str, Any]]) -> set[str]:
+    """Episodes that were deleted, by their tombstones."""
+    return {stone["id"] for stone in stones if stone["kind"] == "episode"}
 
 
 def _is_same(one: LoggedGroup, other: LoggedGroup) -> bool:

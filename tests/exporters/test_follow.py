@@ -17,6 +17,7 @@ from tests import factories as make
 from tests.databases import empty_store
 from tests.exporters.stores import flip_a_bit
 from tests.factories import POLICY, answer, call, posted, user
+from tracestore.graph.model import Graph
 from tracestore.shards.batch import content_hash, to_batch
 from tracestore.shards.log import Entry, GroupName, Log, LogCorrupt
 from tracestore.shards.manifest import NotAnExport
@@ -319,6 +320,55 @@ def test_a_group_that_changes_while_it_is_read_is_read_again(
     (row,) = [row for row in open_export(tmp_path / "out").rows() if row.group_id == "g"]
     assert [one.reward_id for one in row.rewards] == ["r"]
     assert same_as_batch(store, tmp_path / "out")
+
+
+def test_a_group_that_loses_episodes_while_it_is_read_goes_on_without_them(
+    store: Store, follower: Follower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post(store, *(event for id_ in "abc" for event in rollout(id_, "g")))
+    step(follower)
+    delete.delete_episode(store, "p", "a")
+    load = Store.load
+
+    def deleted_before(self: Store, project: str, episode_id: str, **more: Any) -> list[AnyEvent]:
+        if episode_id == "b":
+            delete.delete_episode(store, "p", "b")
+        return load(self, project, episode_id, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "load", deleted_before)
+        assert stones(step(follower)) == []
+    assert written(step(follower)) == [("g", 1, ("c",))]
+    assert same_as_batch(store, tmp_path / "out")
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_group_whose_late_episode_goes_while_it_is_read_keeps_its_rows_until_there_are_others(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    out = tmp_path / "out"
+    graphs = Store.training_graphs
+
+    def deleted_before(self: Store, project: str, ids: Sequence[str], **more: Any) -> list[Graph]:
+        if "x" in ids:
+            delete.delete_episode(store, "p", "x")
+        return graphs(self, project, ids, **more)
+
+    with ExitStack() as stack:
+        follower = stack.enter_context(following(store, "p", out, Spec()))
+        post(store, *rollout("a", "g"))
+        step(follower)
+        post(store, make.reward("r", 1.0, episode="a"), *rollout("x", "g"), *rollout("other"))
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "training_graphs", deleted_before)
+            entry = step(follower)
+        assert (written(entry), stones(entry)) == ([("other", 0, ("other",))], [])
+        assert len(list(open_export(out).rows())) == 2
+        if is_killed:
+            stack.close()
+            follower = stack.enter_context(following(store, "p", out, Spec()))
+        assert written(step(follower)) == [("g", 1, ("a",))]
+    assert same_as_batch(store, out)
 
 
 def test_a_redaction_writes_again_what_it_changed(store: Store, follower: Follower, tmp_path: Path) -> None:

@@ -139,7 +139,8 @@ class Entry(_Frozen):
     tombstones: tuple[Tombstone, ...]
     late: tuple[LateGroup, ...]
     waiting: tuple[GroupName, ...]
-    """Groups that are closed by what has come, and are left a while, since more may come."""
+    """Groups that are closed by what has come, and are left a while, since more may come; and those that
+    changed while they were read, and are read again."""
     deleted: tuple[dict[str, Any], ...]
     """Episodes, or their content, that were deleted since the entry before."""
     redacted_at: int
