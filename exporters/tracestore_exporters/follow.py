@@ -364,7 +364,13 @@ class Follower:
     def _redacted(self, found: Changes) -> list[GroupName]:
         """Redactions do not say of which groups they took something: those that may be are compared."""
         new = [first for first, last in found.redactions if last > self._redacted_at]
-        return [name for name, group in self.log.groups.items() if new and group.base >= min(new)]
+        if not new:
+            return []
+        # A later revision holds rewards and selections from after its base; what is late came after it too.
+        later = self.log.late.keys()
+        written = self.log.groups.items()
+        may_be = [n for n, group in written if group.base >= min(new) or group.revision or n in later]
+        return [*may_be, *self._open]
 
     # --- One group ---------------------------------------------------------------------------------
 

@@ -382,6 +382,26 @@ def test_a_redaction_writes_again_what_it_changed(store: Store, follower: Follow
     assert same_as_batch(store, tmp_path / "out")
 
 
+def test_a_redaction_of_what_came_after_a_group_was_written_reaches_its_rows_and_its_tables(
+    store: Store, follower: Follower, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    secret = [user("u")], answer("sk-ABC", ids=[5])
+    post(store, *rollout("a"), *rollout("b"))
+    step(follower)
+    late = call("b-late", *secret, episode="b", agent="b-main", prompt_ids=[9])
+    open_ = make.episode("o", phase="start"), call("o-c", *secret, episode="o", agent="m", prompt_ids=[9])
+    post(store, make.reward("r", 1.0, episode="a", scorer="sk-ABC"), late, *open_)
+    assert step(follower).conservation.excluded == {"late": 1, "group_open": 1}
+    found = redact.add_rules(store, "p", json.dumps([{"name": "key", "pattern": "sk-[A-Z]+"}]))
+    redact.carry_out(store, "p", found.id)
+    entry = step(follower)
+    assert stones(entry) == [("a", 1, "redacted")]
+    assert entry.conservation.excluded == {}
+    assert [one.scorer for row in open_export(out).rows() for one in row.rewards] == ["[redacted:key]"]
+    assert verify_export(store, "p", out).findings == []
+
+
 def test_a_source_that_grew_writes_its_group_anew(store: Store, follower: Follower, tmp_path: Path) -> None:
     post(store, *rollout("a"), *rollout("b"))
     step(follower)
