@@ -14,6 +14,7 @@ from tracestore.store import Store, delete
 from tracestore.store import tables as t
 from tracestore.store.delete import carry_out, delete_episode, deletion, old_episodes
 from tracestore.store.doomed import waiting
+from tracestore.store.exports import Made, register
 from tracestore.store.load import SnapshotGone
 from tracestore.store.verify import verify
 from tracestore.wire.events import AnyEvent
@@ -48,6 +49,19 @@ def test_a_snapshot_from_before_a_deletion_is_refused_and_later_ones_list_it(sto
     [stone] = store.tombstones("p", snapshot=store.snapshot("p"))
     assert (stone["kind"], stone["id"]) == ("episode", "e")
     assert store.tombstones("p", snapshot=before) == ()
+
+
+def test_a_deletion_names_an_export_that_was_being_made_when_it_was_asked_for(store: Store) -> None:
+    two_episodes(store)
+    before = store.snapshot("p")
+    found = delete_episode(store, "p", "e")
+    assert found.exports == ()
+    exports = {"read before": before, "read after": store.snapshot("p"), "read earlier": 0}
+    for name, snapshot in exports.items():
+        register(store, "p", Made(name, f"/{name}", "{}", snapshot, 0, 0, ()))
+    assert deletion(store, "p", found.id).exports == ("read before",)
+    register(store, "p", Made("read before", "/read before", "{}", store.snapshot("p"), 0, 0, ()))
+    assert carry_out(store, "p", found.id).export_locations == ("/read before",)
 
 
 def test_old_episodes_are_those_of_which_nothing_came_since(store: Store) -> None:

@@ -17,7 +17,7 @@ from tracestore.store.chunks import chunks
 from tracestore.store.engine import writer
 from tracestore.store.query import find_project
 from tracestore.store.store import NotFound, Store
-from tracestore.store.tombstones import gone_since, require_not_deleted
+from tracestore.store.tombstones import deletions_since, gone_since, require_not_deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,19 @@ def register(store: Store, project: str, made: Made) -> None:
                 connection.execute(t.shard.insert().values(**row, **shard))
         this = t.project.update().where(p.project_id == project_id)
         connection.execute(this.values(next_key=key + len(made.shards) + 1))
+        _name_in_deletions(connection, project_id, made)
+
+
+def _name_in_deletions(connection: Connection, project_id: int, made: Made) -> None:
+    """Note the export in the deletions that were asked for while it was made: none knew of it then."""
+    held = t.deletion_export.c
+    known = select(held.deletion_key).where(
+        held.project_id == project_id, held.export_hash == made.manifest_hash
+    )
+    keys = deletions_since(connection, project_id, made.snapshot) - set(connection.execute(known).scalars())
+    for key in sorted(keys):
+        row = {"project_id": project_id, "deletion_key": key, "export_hash": made.manifest_hash}
+        connection.execute(t.deletion_export.insert().values(**row))
 
 
 @dataclass(frozen=True, slots=True)

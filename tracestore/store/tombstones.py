@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     CompoundSelect,
     Connection,
     Select,
@@ -139,11 +140,22 @@ def gone_since(connection: Connection, project_id: int, at: int) -> list[tuple[s
     return [(row.kind, row.id) for row in rows]
 
 
+def deletions_since(connection: Connection, project_id: int, at: int) -> set[int]:
+    """Numbers of the deletions that took any of that; what rules took is in none."""
+    key = t.tombstone.c.deletion_key
+    rows = connection.execute(select(key).where(*_buried_since(project_id, at), key.is_not(None)).distinct())
+    return set(rows.scalars())
+
+
+def _buried_since(project_id: int, at: int) -> tuple[ColumnElement[bool], ...]:
+    stone = t.tombstone.c
+    of_episode = stone.kind.in_(("episode", "content")) & (stone.first_pos <= at)
+    return stone.project_id == project_id, stone.pos > at, (stone.kind == "project") | of_episode
+
+
 def _gone_since(project_id: int, at: int) -> CompoundSelect[Any]:
     stone, redaction = t.tombstone.c, t.redaction.c
-    of_episode = stone.kind.in_(("episode", "content")) & (stone.first_pos <= at)
-    is_whole = (stone.kind == "project") | of_episode
-    deleted = select(stone.kind, stone.id).where(stone.project_id == project_id, stone.pos > at, is_whole)
+    deleted = select(stone.kind, stone.id).where(*_buried_since(project_id, at))
     redacted = select(literal("redaction").label("kind"), cast(redaction.key, Text).label("id")).where(
         redaction.project_id == project_id, redaction.last_pos > at, redaction.first_pos <= at
     )
