@@ -150,6 +150,8 @@ def export(
         OtherExport: what was begun there was asked for otherwise.
         UnknownGroup: the spec names a group that is not there.
         BeyondLatest: `snapshot` has not been reached.
+        SnapshotGone: something of it was deleted, redacted or replaced since, or while the shards were made;
+            nothing is left of them then.
         NoTokenizer, NothingToRender, RenderedForRl: see `rendering.source_of`.
     """
     exporter = _Exporter(store, project, spec, chat, engine, progress, note)
@@ -198,8 +200,17 @@ class _Exporter:
             plan = self._plan(self._source.snapshot(self._project) if snapshot is None else snapshot)
             place.begin(plan.record())
         manifest = manifest_of(plan, self._parts(place, plan))
+        self._require_unchanged(place, plan)
         place.publish(plan.record(), manifest)
         return manifest
+
+    def _require_unchanged(self, place: Place, plan: Plan) -> None:
+        """Nothing is published of which something was deleted, redacted or replaced while it was made."""
+        try:
+            self._plan(plan.snapshot)
+        except SnapshotGone:
+            place.clear()
+            raise
 
     def _require_same(self, place: Place, begun: Asked, snapshot: int | None) -> None:
         at = begun.snapshot if snapshot is None else snapshot

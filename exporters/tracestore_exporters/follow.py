@@ -74,7 +74,7 @@ IGNORED = frozenset({"consumption"})
 UNSTATED_S = 60.0
 """How long a group is left that is closed only because nothing of an episode but its parts has come."""
 _LOCK = ".follow.lock"
-_SHARD = re.compile(r"\.?shard-\d{8}-\d{4}\.arrow(\.partial)?")
+_SHARD = re.compile(r"\.?shard-\d{8}-\d{4,}\.arrow(\.partial)?")
 
 
 class AlreadyFollowed(TracestoreError):

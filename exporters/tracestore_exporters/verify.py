@@ -167,6 +167,9 @@ class _Check:
         self._report = report
         self._excluded: Counter[str] = Counter()
         self._stripped = 0
+        self._completions = 0
+        self._calls_without_ids = 0
+        self._tokens_without_ids: int | None = None
         self._rendered = 0
         self._not_rendered: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
@@ -289,6 +292,30 @@ class _Check:
                 "manifest",
                 f"{self._stripped} answers lack their stop token, the table {table.stripped_stop_tokens}",
             )
+        self._answer_totals()
+        if not table.holds:
+            report.add("conservation", "manifest", "sampled is not trained + excluded")
+        for name in ("rows", "samples"):
+            said, counted = getattr(self._manifest, name), getattr(report, name)
+            if said != counted:
+                report.add("row_count", "manifest", f"{name} {counted}, the manifest {said}")
+        for key in sorted(self._seen):
+            seen, said = sorted(self._seen[key]), sorted(self._num_parts[key])
+            if len(said) > 1 or seen != list(range(said[0])):
+                report.add("part_missing", str(key[1]), f"only parts {seen} of {' or '.join(map(str, said))}")
+
+    def _answer_totals(self) -> None:
+        """Answers and what a chat template did, from the store against the manifest's table."""
+        table, report = self._manifest.conservation, self._report
+        for name, recomputed in (
+            ("completions", self._completions),
+            ("no_token_ids_calls", self._calls_without_ids),
+            ("no_token_ids_tokens", self._tokens_without_ids),
+        ):
+            if recomputed != getattr(table, name):
+                report.add(
+                    "answer_count", "manifest", f"{name} {recomputed}, the table {getattr(table, name)}"
+                )
         for name, recomputed in (
             ("rendered_completions", self._rendered),
             ("not_rendered", dict(self._not_rendered)),
@@ -297,12 +324,6 @@ class _Check:
             if recomputed != getattr(table, name):
                 said = getattr(table, name)
                 report.add("rendering_count", "manifest", f"{name} {recomputed}, the table {said}")
-        if not table.holds:
-            report.add("conservation", "manifest", "sampled is not trained + excluded")
-        for key in sorted(self._seen):
-            seen, said = sorted(self._seen[key]), sorted(self._num_parts[key])
-            if len(said) > 1 or seen != list(range(said[0])):
-                report.add("part_missing", str(key[1]), f"only parts {seen} of {' or '.join(map(str, said))}")
 
     def _count(self, graphs: Mapping[str, Graph], expected: Mapping[tuple[str, str, int], Expected]) -> None:
         for one in expected.values():
@@ -317,7 +338,9 @@ class _Check:
 
     def _count_answers(self, graphs: Mapping[str, Graph]) -> None:
         for graph in graphs.values():
+            self._count_calls(graph)
             for answer in graph.completions.values():
+                self._completions += answer.token_ids is not None
                 self._stripped += answer.token_ids is not None and answer.stop_token_stripped is True
             if graph.rendering is not None:
                 keys = [key for key, one in graph.completions.items() if one.token_ids is not None]
@@ -325,6 +348,20 @@ class _Check:
                 self._not_rendered.update(one.why for one in graph.rendering.not_rendered.values())
                 for left_out in graph.rendering.left_out.values():
                     self._left_out.update(left_out)
+
+    def _count_calls(self, graph: Graph) -> None:
+        """Answered calls of which an answer has no ids, and what they say they sampled where none has."""
+        answers: dict[str, list[bool]] = defaultdict(list)
+        for (call_id, _), answer in graph.completions.items():
+            answers[call_id].append(answer.token_ids is not None)
+        for call_id, have_ids in answers.items():
+            call = graph.calls.get(call_id)
+            if call is None or all(have_ids):
+                continue
+            self._calls_without_ids += 1
+            said = None if call.usage is None else call.usage.completion_tokens
+            if said is not None and not any(have_ids):
+                self._tokens_without_ids = (self._tokens_without_ids or 0) + said
 
     def _add(self, tokens: int, reason: Reason) -> None:
         self._report.sampled_tokens += tokens
@@ -376,6 +413,10 @@ class _FollowedCheck(_Check):
             if late != said:
                 self._report.add("late_differs", name.id, f"recomputed {late}, the log says {said}")
             self._add(late.sampled_tokens, Reason.LATE)
+            self._completions += late.completions
+            self._calls_without_ids += late.no_token_ids_calls
+            if late.no_token_ids_tokens is not None:
+                self._tokens_without_ids = (self._tokens_without_ids or 0) + late.no_token_ids_tokens
             self._stripped += late.stripped_stop_tokens
             self._rendered += late.rendered_completions
             self._not_rendered.update(late.not_rendered)

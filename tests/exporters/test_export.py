@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,13 @@ from tests.exporters.stores import all_scenarios, flip_a_bit, grouped, rows_of, 
 from tests.scenarios import SCENARIOS
 from tracestore.graph.model import Graph
 from tracestore.shards.manifest import Manifest, read_manifest
+from tracestore.shards.row import Row
 from tracestore.store.delete import carry_out, delete_episode
+from tracestore.store.load import SnapshotGone
+from tracestore.store.store import Store
 from tracestore.wire.events import AnyEvent
-from tracestore_exporters.export import NotEmpty, OtherExport, export
+from tracestore_exporters.export import NotEmpty, OtherExport, Task, export, in_process
+from tracestore_exporters.parts import Part
 from tracestore_exporters.place import BadOut, InUse
 from tracestore_exporters.spec import Spec
 from tracestore_exporters.verify import verify_export
@@ -388,3 +392,21 @@ def test_two_rollouts_of_one_prompt_share_it(tmp_path: Path) -> None:
     (row,) = rows_of(tmp_path / "out")
     # Scenario linear holds 104 tokens, 26 of them in the first prompt.
     assert len(row.token_ids) == 104 + 104 - 26
+
+
+def test_what_was_deleted_while_the_shards_were_made_is_not_published(tmp_path: Path) -> None:
+    with stored(tmp_path, [*episode("e1"), *episode("e2")]) as store:
+
+        def then_deleted(task: Task, shards: Any, **how: Any) -> Iterator[Part]:
+            yield from in_process(store)(task, shards, **how)
+            carry_out(store, "p", delete_episode(store, "p", "e1").id)
+
+        with pytest.raises(SnapshotGone):
+            export(store, "p", tmp_path / "out", Spec(), engine=then_deleted)
+        assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
+        assert [row.episodes[0].episode_id for row in _exported(store, tmp_path / "out")] == ["e2"]
+
+
+def _exported(store: Store, out: Path) -> list[Row]:
+    export(store, "p", out, Spec())
+    return rows_of(out)

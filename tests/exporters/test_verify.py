@@ -449,6 +449,20 @@ def test_a_forged_table_is_found(store: Store, out: Path) -> None:
     assert {"sampled_count", "excluded_count"} <= names(store, out)
 
 
+@pytest.mark.parametrize("name", ["completions", "no_token_ids_calls", "no_token_ids_tokens"])
+def test_a_forged_count_of_answers_is_found(store: Store, out: Path, name: str) -> None:
+    manifest = read_manifest(out)
+    table = manifest.conservation.model_copy(update={name: 77})
+    write_manifest(out, manifest.model_copy(update={"conservation": table}))
+    assert names(store, out) == {"answer_count"}
+
+
+@pytest.mark.parametrize("name", ["rows", "samples"])
+def test_a_forged_count_of_rows_is_found(store: Store, out: Path, name: str) -> None:
+    write_manifest(out, read_manifest(out).model_copy(update={name: 77}))
+    assert names(store, out) == {"row_count"}
+
+
 def test_an_export_of_another_project_is_not_verified_against_this_one(store: Store, out: Path) -> None:
     assert {finding.name for finding in verify_export(store, "other", out).findings} == {"other_project"}
 
