@@ -328,15 +328,6 @@ def test_the_verb_says_what_it_wrote(
     )
 
 
-def test_the_best_of_k_is_named_with_its_k(scenarios: Export, tmp_path: Path) -> None:
-    out = tmp_path / "flat"
-    argv = ["convert", str(scenarios.path), "--to", "flat", "--advantages", "pkpo", "--out", str(out)]
-    assert main(argv) == 2
-    assert main([*argv, "--pass-k", "1"]) == 0
-    schema = pq.read_schema(out / "shard-00000.parquet")
-    assert schema.metadata[b"tracestore.advantages"] == b"pkpo k=1"
-
-
 @pytest.mark.parametrize(
     "argv",
     [
