@@ -328,6 +328,18 @@ def test_the_verb_says_what_it_wrote(
     )
 
 
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_the_verb_says_what_is_in_no_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    made = episodes_of_one_call([1.0, 0.0])
+    silent = replace(made, reason=np.full_like(made.reason, Reason.STALE))
+    export_of([silent], tmp_path / "x")
+    argv = ["convert", str(tmp_path / "x"), "--to", "sft", "--out", str(tmp_path / "sft")]
+    assert main([*argv, *flags]) == 0
+    assert '{"nothing_trains": 2}' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "argv",
     [
