@@ -121,7 +121,7 @@ def get_export_file(
     shard = served.shards.get(name)
     if shard is not None:
         tag, size = shard.sha256, shard.size
-        _require_as_written(path, size=size)
+        _require_as_written(path, folder=served.folder, size=size)
     elif name in served.documents:
         data = path.read_bytes()
         tag, size = hashlib.sha256(data).hexdigest(), len(data)
@@ -186,13 +186,14 @@ def _lying_in(folder: Path) -> tuple[_Served, str]:
     return _Served(folder, manifest, frozenset({MANIFEST_NAME}), shards), manifest.manifest_hash
 
 
-def _require_as_written(path: Path, *, size: int) -> None:
-    """That a shard is a file of its folder, not a link, with the size that the manifest states.
+def _require_as_written(path: Path, *, folder: Path, size: int) -> None:
+    """That a shard is a file of its folder, whatever the manifest calls it, no link, with the size that it
+    states.
 
     Raises:
         ExportFileNotFound: it is not.
     """
-    is_there = path.is_file() and Path(os.path.realpath(path)) == path
+    is_there = path.parent == folder and path.is_file() and Path(os.path.realpath(path)) == path
     if not is_there or path.stat().st_size != size:
         raise ExportFileNotFound(
             file=path.name, hint="it is gone, or not as it was written: `tracestore verify` says more"

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from tracestore.errors import TracestoreError
 from tracestore.shards.views import Ownership
@@ -153,16 +154,33 @@ class Spec(_Frozen):
 
 def read_spec(path: Path) -> Spec:
     """A spec from a JSON or a YAML file (`.yaml`, `.yml`). Raises BadSpec, naming what is wrong."""
+    is_yaml = path.suffix in (".yaml", ".yml")
     try:
         text = path.read_bytes()
-        if path.suffix in (".yaml", ".yml"):
-            return Spec.model_validate(yaml.safe_load(text) or {})
-        return Spec.model_validate_json(text)
+        return Spec.model_validate(_parsed(text)) if is_yaml else Spec.model_validate_json(text)
     except OSError as error:
         hint = "--spec names a JSON or YAML file"
         raise BadSpec(path=str(path), problem=error.strerror, hint=hint) from error
-    except yaml.YAMLError as error:
-        raise BadSpec(path=str(path), problem=" ".join(str(error).split())) from error
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise BadSpec(path=str(path), problem=problems) from error
+        problems = "; ".join(": ".join(filter(None, (_place(one), one["msg"]))) for one in error.errors())
+        raise BadSpec(path=str(path), problem=problems, hint=_hint(error, is_yaml=is_yaml)) from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that there is not
+        raise BadSpec(path=str(path), problem=" ".join(str(error).split())) from error
+
+
+def _parsed(text: bytes) -> Any:
+    value = yaml.safe_load(text)
+    return {} if value is None else value
+
+
+def _place(error: ErrorDetails) -> str:
+    return ".".join(map(str, error["loc"]))
+
+
+def _hint(error: ValidationError, *, is_yaml: bool) -> str | None:
+    kinds = {(one["type"], len(one["loc"])) for one in error.errors()}
+    if ("json_invalid", 0) in kinds and not is_yaml:
+        return "the name of a YAML file ends in .yaml or .yml"
+    if ("extra_forbidden", 1) in kinds:
+        return f"fields: {', '.join(Spec.model_fields)}"
+    return None

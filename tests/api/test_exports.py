@@ -23,7 +23,7 @@ from tests.exporters.stores import all_scenarios
 from tests.factories import posted
 from tracestore.cli.main import main
 from tracestore.shards.log import Log
-from tracestore.shards.manifest import Manifest, read_manifest
+from tracestore.shards.manifest import Manifest, read_manifest, write_manifest
 from tracestore.store import Store
 from tracestore.store.delete import carry_out, delete_episode, delete_project
 from tracestore.store.engine import writer
@@ -169,6 +169,25 @@ def test_links_lead_out_of_no_folder(place: Path) -> None:
         url = f"/v1/exports/{manifest_of(place).manifest_hash}/files/{shard.file}"
         assert client.get(url).json()["type"] == "urn:tracestore:problem:export-file-not-found"
         assert client.get(f"/v1/exports/{hash_}").json()["type"] == "urn:tracestore:problem:export-not-served"
+
+
+def test_a_manifest_that_names_a_file_elsewhere_leads_to_none(place: Path) -> None:
+    manifest = manifest_of(place)
+    [shard] = manifest.shards
+    outside = place / "elsewhere.arrow"
+    shutil.copy(place / "served/one" / shard.file, outside)
+    named = manifest.model_copy(update={"shards": (shard.model_copy(update={"file": str(outside)}),)})
+    write_manifest(place / "served/one", named)
+    with Store.open(f"sqlite:///{place}/store.db") as store, store.engine.begin() as connection:
+        connection.execute(
+            text("UPDATE export SET manifest_hash = :new WHERE manifest_hash = :old"),
+            {"new": named.manifest_hash, "old": manifest.manifest_hash},
+        )
+    with moved(place) as client:
+        url = f"/v1/exports/{named.manifest_hash}"
+        assert client.get(url).status_code == 200
+        answer = client.get(f"{url}/files/{outside}")
+        assert answer.json()["type"] == "urn:tracestore:problem:export-file-not-found"
 
 
 @contextmanager

@@ -118,7 +118,9 @@ def test_progress_ends_at_the_number_of_groups() -> None:
     assert steps == [1, 3, 3]
 
 
-@pytest.mark.parametrize("argv", [["--spec", "nowhere.json"], ["--snapshot", "-1"]])
+@pytest.mark.parametrize(
+    "argv", [["--spec", "nowhere.json"], ["--snapshot", "-1"], ["--format", "atif", "--snapshot", "-1"]]
+)
 def test_a_wrong_request_is_a_usage_error(url: str, tmp_path: Path, argv: Sequence[str]) -> None:
     with pytest.raises(UsageError):
         run("export", "--db", url, "--project", "p", "--out", str(tmp_path / "out"), *argv)
@@ -180,9 +182,10 @@ def test_export_writes_episodes_in_a_format_of_others(
     assert report["lost"] == {}
 
 
-def test_a_format_of_others_has_no_spec(url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("argv", [["--objective", "sft"], ["--tokenizer", "smollm2"]])
+def test_a_format_of_others_has_no_spec(url: str, tmp_path: Path, argv: Sequence[str]) -> None:
     with pytest.raises(UsageError, match="belongs to shards"):
-        run("export", "--format", "atif", "--objective", "sft", "--db", url, "--out", str(tmp_path / "out"))
+        run("export", "--format", "atif", *argv, "--db", url, "--out", str(tmp_path / "out"))
 
 
 def test_a_deletion_names_the_exports_that_hold_it_and_verify_finds_it_there(

@@ -328,13 +328,16 @@ def test_the_verb_says_what_it_wrote(
     )
 
 
-def test_the_best_of_k_is_named_with_its_k(scenarios: Export, tmp_path: Path) -> None:
-    out = tmp_path / "flat"
-    argv = ["convert", str(scenarios.path), "--to", "flat", "--advantages", "pkpo", "--out", str(out)]
-    assert main(argv) == 2
-    assert main([*argv, "--pass-k", "1"]) == 0
-    schema = pq.read_schema(out / "shard-00000.parquet")
-    assert schema.metadata[b"tracestore.advantages"] == b"pkpo k=1"
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_the_verb_says_what_is_in_no_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    made = episodes_of_one_call([1.0, 0.0])
+    silent = replace(made, reason=np.full_like(made.reason, Reason.STALE))
+    export_of([silent], tmp_path / "x")
+    argv = ["convert", str(tmp_path / "x"), "--to", "sft", "--out", str(tmp_path / "sft")]
+    assert main([*argv, *flags]) == 0
+    assert '{"nothing_trains": 2}' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,31 @@ def test_a_wrong_spec_says_what_is_wrong(tmp_path: Path, text: str, problem: str
         read_spec(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("spec.yaml", "[]", "Input should be a valid dictionary"),
+        ("spec.yaml", "started_from: 2026-13-45", "month must be in 1..12"),
+        ("spec.yaml", "a: [", "expected the node content"),
+        ("spec.txt", "objective: rl", "ends in .yaml or .yml"),
+        ("spec.json", '{"objectiv": "rl"}', "fields: objective, groups, "),
+    ],
+)
+def test_a_spec_that_cannot_be_read_says_how_it_could(
+    tmp_path: Path, name: str, text: str, problem: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(BadSpec, match=problem):
+        read_spec(path)
+
+
+def test_an_empty_yaml_file_asks_for_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text("# nothing yet\n")
+    assert read_spec(path) == Spec()
+
+
 def test_a_missing_spec_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadSpec, match=r"No such file"):
         read_spec(tmp_path / "nowhere.json")

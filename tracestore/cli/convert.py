@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     rule = args.advantages if args.pass_k is None else f"{args.advantages}, k = {args.pass_k}"
     with progress("convert", args=args, total=export.manifest.rows) as show:
         done = convert(export, Path(args.out), to=args.to, rule=rule, credit=credit, progress=show)
-    print_facts({"out": args.out, "to": args.to} | asdict(done) | {"notes": dict(notes)}, args=args)
+    facts = vars(done) | {"left_out": dict(done.left_out), "notes": dict(notes)}
+    print_facts({"out": args.out, "to": args.to} | facts, args=args)
     return 0
 
 

@@ -88,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     from tracestore_exporters.export import export
 
     require_sense(args)
+    if args.snapshot is not None and args.snapshot < 0:
+        raise UsageError(snapshot=args.snapshot, hint="a commit position is 0 or more")
     if args.lag:
         return run_lag(args)
     if args.format != "shards":
@@ -96,8 +98,6 @@ def run(args: argparse.Namespace) -> int:
     if args.follow:
         _print(run_follow(args, spec), args)
         return 0
-    if args.snapshot is not None and args.snapshot < 0:
-        raise UsageError(snapshot=args.snapshot, hint="a commit position is 0 or more")
     with opened_store(args, create=False) as store:
         require_project(store, args)
         with progress("export", args=args) as show:
@@ -187,7 +187,7 @@ def _run_interchange(args: argparse.Namespace) -> int:
     """Every episode in a format of others: nothing is trained there, so nothing of a spec applies."""
     from tracestore_exporters.interchange import write_episodes
 
-    for flag in ("spec", "objective", "render", "workers", "engine"):
+    for flag in ("spec", "objective", "render", "tokenizer", "template", "workers", "engine"):
         if getattr(args, flag):
             raise UsageError(flag=f"--{flag}", hint=f"belongs to shards; --format {args.format} has no spec")
     with opened_store(args, create=False) as store:
