@@ -306,24 +306,22 @@ class _Check:
 
     def _answer_totals(self) -> None:
         """Answers and what a chat template did, from the store against the manifest's table."""
-        table, report = self._manifest.conservation, self._report
-        for name, recomputed in (
-            ("completions", self._completions),
-            ("no_token_ids_calls", self._calls_without_ids),
-            ("no_token_ids_tokens", self._tokens_without_ids),
-        ):
-            if recomputed != getattr(table, name):
-                report.add(
-                    "answer_count", "manifest", f"{name} {recomputed}, the table {getattr(table, name)}"
-                )
-        for name, recomputed in (
-            ("rendered_completions", self._rendered),
-            ("not_rendered", dict(self._not_rendered)),
-            ("left_out", dict(self._left_out)),
-        ):
-            if recomputed != getattr(table, name):
-                said = getattr(table, name)
-                report.add("rendering_count", "manifest", f"{name} {recomputed}, the table {said}")
+        answers = {
+            "completions": self._completions,
+            "no_token_ids_calls": self._calls_without_ids,
+            "no_token_ids_tokens": self._tokens_without_ids,
+        }
+        rendering = {
+            "rendered_completions": self._rendered,
+            "not_rendered": dict(self._not_rendered),
+            "left_out": dict(self._left_out),
+        }
+        tables: dict[str, dict[str, Any]] = {"answer_count": answers, "rendering_count": rendering}
+        for finding, counted in tables.items():
+            for name, recomputed in counted.items():
+                said = getattr(self._manifest.conservation, name)
+                if recomputed != said:
+                    self._report.add(finding, "manifest", f"{name} {recomputed}, the table {said}")
 
     def _count(self, graphs: Mapping[str, Graph], expected: Mapping[tuple[str, str, int], Expected]) -> None:
         for one in expected.values():
