@@ -25,9 +25,10 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from tracestore.errors import TracestoreError
+from tracestore.shards.durable import fsync_folder
 from tracestore.shards.manifest import Manifest, ShardEntry, read_manifest, write_manifest
 from tracestore.shards.row import Row
-from tracestore.shards.write import Compression, file_sha256, fsync_folder, write_shard
+from tracestore.shards.write import Compression, file_sha256, write_shard
 from tracestore_exporters.parts import Part, parse_part, part_text
 from tracestore_exporters.place import BadOut, InUse, NotEmpty
 from tracestore_exporters.plan import PlanRecord

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tracestore.shards.write import fsync_folder
+from tracestore.shards.durable import fsync_folder
 from tracestore_exporters.export import NotEmpty
 
 

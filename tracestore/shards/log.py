@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tracestore.errors import TracestoreError
+from tracestore.shards.durable import fsync_folder, write_durably
 from tracestore.shards.files import Files, Folder, files_at
 from tracestore.shards.manifest import Conservation, Manifest, NotAnExport, OtherSchema, ShardEntry
 from tracestore.shards.schema import SCHEMA_VERSION, schema_hash
@@ -323,22 +323,12 @@ def _hash(body: dict[str, Any]) -> str:
 
 
 def _write(folder: Path, number: int, document: Header | Entry) -> str:
-    """Written beside its name, fsynced, renamed; its hash."""
+    """Writes one entry, and gives its hash."""
     path = folder / entry_name(number)
     body = document.model_dump(mode="json")
     hash_ = _hash(body)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(json.dumps({"hash": hash_, "entry": body}, sort_keys=True) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    for parent in (path.parent, folder):
-        descriptor = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    write_durably(path, json.dumps({"hash": hash_, "entry": body}, sort_keys=True) + "\n")
+    fsync_folder(folder)
     return hash_
 
 

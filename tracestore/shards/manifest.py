@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tracestore.errors import TracestoreError
+from tracestore.shards.durable import write_durably
 from tracestore.shards.files import Files, Folder
 from tracestore.shards.schema import SCHEMA_VERSION, schema_hash
 from tracestore.shards.views import Ownership
@@ -138,18 +138,8 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Written beside its name, fsynced, renamed: the export exists from here on."""
-    partial = folder / f".{MANIFEST_NAME}.partial"
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(manifest_text(manifest))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, folder / MANIFEST_NAME)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """The export exists from here on."""
+    write_durably(folder / MANIFEST_NAME, manifest_text(manifest))
 
 
 def require_manifest(files: Files) -> bytes:

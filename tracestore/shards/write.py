@@ -14,6 +14,7 @@ from typing import BinaryIO, Literal
 import pyarrow as pa
 
 from tracestore.shards.batch import ContentHash, to_batch
+from tracestore.shards.durable import fsync_folder
 from tracestore.shards.manifest import ShardEntry
 from tracestore.shards.row import Row
 from tracestore.shards.schema import SCHEMA
@@ -99,12 +100,3 @@ def file_sha256(path: Path) -> str:
     """sha256 of a file's bytes, hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def fsync_folder(path: Path) -> None:
-    """Makes a rename inside the folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
