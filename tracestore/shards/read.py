@@ -3,11 +3,13 @@ shard is on this machine's disk."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -69,22 +71,35 @@ class Export:
     def batches(self, shard: ShardEntry, *, check: bool = True) -> Iterator[pa.RecordBatch]:
         """The record batches of one shard that count, one per row, memory-mapped."""
         for place, batch in enumerate(self.all_batches(shard, check=check)):
-            if self.log is None or self.log.is_live(shard.file, place):
+            if self.is_live(shard, place):
                 yield batch
 
-    def follow(self, *, after: int = 0, poll_s: float = 1.0, idle_s: float | None = None) -> Iterator[News]:
+    def is_live(self, shard: ShardEntry, place: int) -> bool:
+        """Whether the row at a place of a shard counts."""
+        return self.log is None or self.log.is_live(shard.file, place)
+
+    def follow(
+        self,
+        *,
+        after: int = 0,
+        poll_s: float = 1.0,
+        idle_s: float | None = None,
+        stop: threading.Event | None = None,
+    ) -> Iterator[News]:
         """Every entry of an export that goes on, as it comes.
 
         Args:
             after: number of the last entry that the caller has; 0: none.
             poll_s: how often to look, in seconds.
             idle_s: end when no entry has come for so many seconds; None: never, 0: with what there is.
+            stop: end soon after it is set, from whatever thread.
 
         Raises:
             NotAnExport: it does not go on.
             LogCorrupt: see `tracestore.shards.log.Log.read`.
         """
         log, entries = Log.read(self.files)
+        stop = threading.Event() if stop is None else stop
         came = time.monotonic()
         while True:
             for entry in entries:
@@ -92,14 +107,23 @@ class Export:
                     yield News(entry, Export(self.files, self.manifest, log))
             if entries:
                 came = time.monotonic()
-            elif idle_s is not None and time.monotonic() - came >= idle_s:
+            elif (idle_s is not None and time.monotonic() - came >= idle_s) or stop.wait(poll_s):
                 return
-            else:
-                time.sleep(poll_s)
             entries = log.advance()
 
     def all_batches(self, shard: ShardEntry, *, check: bool = True) -> Iterator[pa.RecordBatch]:
         """The record batches of one shard, those that count no more included."""
+        with self.opened(shard, check=check) as opened:
+            for place in range(shard.rows):
+                yield opened.batch(place)
+
+    @contextmanager
+    def opened(self, shard: ShardEntry, *, check: bool = True) -> Iterator[OpenShard]:
+        """A shard to take rows from in any order, memory-mapped.
+
+        Raises:
+            ShardMissing, ShardCorrupt, OtherSchema.
+        """
         with self.file(shard) as path:
             if check or not self.files.is_local:
                 found = file_sha256(path)
@@ -107,7 +131,8 @@ class Export:
                     raise ShardCorrupt(
                         file=self._name(shard), sha256=found, expected=shard.sha256, hint="copy it again"
                     )
-            yield from self._mapped(shard, path)
+            with pa.memory_map(str(path)) as source:
+                yield OpenShard(shard, self._name(shard), source)
 
     @contextmanager
     def file(self, shard: ShardEntry) -> Iterator[Path]:
@@ -123,19 +148,41 @@ class Export:
     def _name(self, shard: ShardEntry) -> str:
         return f"{self.files.where}/{shard.file}"
 
-    def _mapped(self, shard: ShardEntry, path: Path) -> Iterator[pa.RecordBatch]:
-        name = self._name(shard)
-        with pa.memory_map(str(path)) as source:
-            try:
-                reader = pa.ipc.open_file(source)
-            except pa.ArrowInvalid as error:
-                raise ShardCorrupt(file=name, problem=str(error), hint="copy it again") from error
-            if not reader.schema.equals(SCHEMA, check_metadata=False):
-                raise OtherSchema(path=name, hint="export again with this version")
-            if reader.num_record_batches != shard.rows:
-                raise ShardCorrupt(file=name, rows=reader.num_record_batches, expected=shard.rows)
-            for i in range(reader.num_record_batches):
-                yield reader.get_batch(i)
+
+class OpenShard:
+    """The rows of one shard, in any order."""
+
+    def __init__(self, shard: ShardEntry, name: str, source: pa.NativeFile) -> None:
+        """Raises ShardCorrupt and OtherSchema; `name` is what they call it."""
+        self.shard = shard
+        self._source = source
+        self._reader = _reader(source, name, None)
+        if not self._reader.schema.equals(SCHEMA, check_metadata=False):
+            raise OtherSchema(path=name, hint="export again with this version")
+        found = self._reader.num_record_batches
+        if found != shard.rows:
+            raise ShardCorrupt(file=name, rows=found, expected=shard.rows)
+
+    def batch(self, place: int) -> pa.RecordBatch:
+        """The record batch of the row at a place."""
+        return self._reader.get_batch(place)
+
+    def row(self, place: int) -> Row:
+        """The row at a place."""
+        return from_batch(self.batch(place))
+
+    def values(self, columns: Sequence[str]) -> list[dict[str, Any]]:
+        """Some columns of every row, in order; nothing else is read."""
+        reader = _reader(self._source, self.shard.file, [SCHEMA.get_field_index(name) for name in columns])
+        return [reader.get_batch(place).to_pylist()[0] for place in range(self.shard.rows)]
+
+
+def _reader(source: pa.NativeFile, name: str, columns: list[int] | None) -> pa.ipc.RecordBatchFileReader:
+    source.seek(0)
+    try:
+        return pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=columns or []))
+    except pa.ArrowInvalid as error:
+        raise ShardCorrupt(file=name, problem=str(error), hint="copy it again") from error
 
 
 @dataclass(frozen=True)
@@ -144,7 +191,8 @@ class News:
 
     entry: Entry
     """What it adds, and which earlier rows count no more (`tombstones`)."""
-    _export: Export
+    export: Export
+    """The export as far as its log was read when this entry was given."""
 
     def rows(self, *, check: bool = True) -> Iterator[Row]:
         """The rows that it adds, without those that a later entry, if already there, has replaced.
@@ -153,7 +201,7 @@ class News:
             ShardMissing, ShardCorrupt, OtherSchema.
         """
         for shard in self.entry.shards:
-            yield from self._export.shard_rows(shard, check=check)
+            yield from self.export.shard_rows(shard, check=check)
 
 
 def open_export(place: str | Path, *, key: str | None = None) -> Export:
