@@ -55,7 +55,9 @@ SURFACE = {
     "train": {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),
         *("--max-tokens", "--micro-batch-tokens", "--seed", "--run", "--out", "--db", "--json"),
-        "--pass-k",
+        *("--pass-k", "--epochs", "--groups-per-step", "--refill", "--replacement", "--max-reuse"),
+        *("--follow", "--idle", "--policy-version", "--max-staleness", "--schedule", "--warmup"),
+        *("--weight-decay", "--grad-clip", "--stop-at-drift", "--checkpoint-every", "--resume"),
     },
     "verify": {
         *("--blobs", "--db", "--json", "--project", "--state", "--template", "--tokenizer"),

@@ -13,6 +13,7 @@ from tests.train.rows import episodes_of_one_call
 from tracestore.cli import train
 from tracestore.cli.common import UsageError
 from tracestore.errors import TracestoreError
+from tracestore.train.checkpoint import OtherRun
 from tracestore.train.credit import UnknownRule
 
 
@@ -100,3 +101,43 @@ def test_an_unknown_rule_is_refused_before_the_model_is_loaded(folders: tuple[Pa
 def test_pkpo_and_its_k_go_together(folders: tuple[Path, Path], flags: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="--pass-k K"):
         run(folders[0], "--model", folders[0], *flags)
+
+
+def test_a_run_goes_on_from_its_folder_with_the_options_it_had(
+    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export, model = folders
+    flags = ("--lr", "0.01", "--out", tmp_path / "out", "--json")
+    assert run(export, "--model", model, "--steps", "2", *flags) == 0
+    first = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert run(export, "--steps", "3", "--resume", *flags) == 0
+    rest = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (rest["run"], rest["steps"]) == (first["run"], 1)
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
+    with pytest.raises(OtherRun, match="lr"):
+        run(export, "--steps", "3", "--resume", "--out", tmp_path / "out", "--lr", "0.5")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "--model names a folder"),
+        (("--resume",), "--resume needs --out"),
+        (("--model", "{model}", "--checkpoint-every", "2"), "--checkpoint-every needs --out"),
+        (("--model", "{model}", "--max-staleness", "2"), "--max-staleness needs --policy-version"),
+        (("--model", "{model}", "--idle", "2"), "--idle goes with --follow"),
+    ],
+)
+def test_options_that_need_another_say_so(
+    folders: tuple[Path, Path], flags: tuple[str, ...], said: str
+) -> None:
+    export, model = folders
+    with pytest.raises(UsageError, match=said):
+        run(export, *(flag.format(model=model) for flag in flags))
+
+
+def test_following_an_export_that_does_not_go_on_is_refused(folders: tuple[Path, Path]) -> None:
+    export, model = folders
+    with pytest.raises(TracestoreError, match="--follow"):
+        run(export, "--model", model, "--follow", "--idle", "0.1")

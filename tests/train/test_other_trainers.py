@@ -25,7 +25,7 @@ from tracestore.train.credit.base import Context, combine
 from tracestore.train.engine import Engine
 from tracestore.train.forest import forest, recorded_targets, trained_targets
 from tracestore.train.losses import Clip
-from tracestore.train.plan import steps
+from tracestore.train.plan import planned
 from tracestore.train.recompute import logprobs
 from tracestore.train.step import gradients
 from tracestore.train.trl import NothingToEvaluate, OtherTemperature, RecordedDPOTrainer, RecordedGRPOTrainer
@@ -121,9 +121,7 @@ def our_gradient(made: Row, of: Any) -> Gradient:
     """Of the one step that trains the row, by the trainer itself."""
     credit = combine(made, advantages(made, rule="shared", context=Context()))
     grown = forest(made)
-    [step] = steps(
-        [(grown, trained_targets(grown, credit))], max_tokens_per_step=10_000, micro_batch_tokens=10_000
-    )
+    step = planned([(grown, trained_targets(grown, credit))], micro_batch_tokens=10_000)
     gradients(Engine(of), step, loss="clipped", clip=CLIP)
     return gradient_of(of)
 

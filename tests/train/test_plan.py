@@ -5,7 +5,7 @@ import pytest
 
 from tests.train.rows import random_row, row
 from tracestore.train.forest import Forest, Unit, forest, trainable_targets, unit
-from tracestore.train.plan import SampleTooLong, chains, step, steps, units
+from tracestore.train.plan import SampleTooLong, chains, planned, step, units
 
 
 def grown(*, leaves: int, prefix: int = 6, branch: int = 4) -> Forest:
@@ -67,13 +67,12 @@ def test_a_path_longer_than_the_limit_is_an_error_that_says_how_long() -> None:
         list(units(tree, trainable_targets(tree), max_tokens=8))
 
 
-def test_a_step_holds_at_most_its_tokens_and_counts_its_targets() -> None:
-    work = [(tree, trainable_targets(tree)) for tree in (grown(leaves=2), grown(leaves=1), grown(leaves=2))]
-    planned = list(steps(work, max_tokens_per_step=21, micro_batch_tokens=12))
-    # trees of 12, 9 and 12 tokens: 12 + 9 = 21 fit, another 12 do not
-    assert [one.num_tokens for one in planned] == [21, 12]
-    assert [one.denominator for one in planned] == [8 + 4, 8]
-    assert [[len(batch) for batch in one.micro_batches] for one in planned] == [[1, 1], [1]]
+def test_a_step_counts_its_targets_and_what_it_computes() -> None:
+    work = [(tree, trainable_targets(tree)) for tree in (grown(leaves=2), grown(leaves=1))]
+    only = planned(work, micro_batch_tokens=12)
+    # trees of 6 + 2 * 3 = 12 and 6 + 3 = 9 tokens
+    assert (only.num_tokens, only.denominator) == (21, 8 + 4)
+    assert [len(batch) for batch in only.micro_batches] == [1, 1]
 
 
 def test_micro_batches_are_filled_first_fit() -> None:
@@ -86,13 +85,6 @@ def test_micro_batches_are_filled_first_fit() -> None:
     assert [[one.num_tokens for one in batch] for batch in planned.micro_batches] == [[12, 9], [9, 12]]
 
 
-def test_a_group_larger_than_a_step_is_spread_over_steps() -> None:
-    tree = grown(leaves=4)
-    planned = list(steps([(tree, trainable_targets(tree))], max_tokens_per_step=12, micro_batch_tokens=100))
-    assert [one.num_tokens for one in planned] == [12, 12]
-    assert sum(one.denominator for one in planned) == 16
-
-
 def prompt_of_two_calls() -> Forest:
     """A prompt of 20 tokens under two completions of 5: 20 + 2 * 4 = 28 computed tokens."""
     return grown(leaves=2, prefix=20, branch=5)
@@ -102,44 +94,38 @@ def prompt_of_two_calls() -> Forest:
 def test_micro_batches_are_cut_inside_a_step_whose_denominator_stays_whole(micro_batch_tokens: int) -> None:
     tree = prompt_of_two_calls()
     work = [(tree, trainable_targets(tree))]
-    [only] = steps(work, max_tokens_per_step=30, micro_batch_tokens=micro_batch_tokens)
+    only = planned(work, micro_batch_tokens=micro_batch_tokens)
     assert only.denominator == 5 + 5
     units = [one for batch in only.micro_batches for one in batch]
     assert [one.num_tokens for one in units] == ([28] if micro_batch_tokens >= 28 else [24, 24])
     assert tokens_of(units) == work[0][1].token_N.tolist()
 
 
-def test_no_micro_batch_size_moves_a_target_to_another_step() -> None:
+def test_no_micro_batch_size_changes_what_a_step_trains() -> None:
     trees = [forest(random_row(seed, vocab=50)) for seed in range(20)]
     work = [(tree, trainable_targets(tree)) for tree in trees]
     longest = max(int(tree.position_T.max()) + 1 for tree in trees)
 
-    def planned(micro_batch_tokens: int) -> list[tuple[int, list[tuple[int, int]]]]:
-        return [
-            (
-                one.denominator,
-                sorted(
-                    (next(i for i, tree in enumerate(trees) if tree is part.forest), token)
-                    for batch in one.micro_batches
-                    for part in batch
-                    for token in part.targets.token_N.tolist()
-                ),
-            )
-            for one in steps(work, max_tokens_per_step=longest + 9, micro_batch_tokens=micro_batch_tokens)
-        ]
+    def trained(micro_batch_tokens: int) -> tuple[int, list[tuple[int, int]]]:
+        one = planned(work, micro_batch_tokens=micro_batch_tokens)
+        units = [unit for batch in one.micro_batches for unit in batch]
+        where = {id(tree): index for index, tree in enumerate(trees)}
+        return one.denominator, sorted(
+            (where[id(unit.forest)], token) for unit in units for token in unit.targets.token_N.tolist()
+        )
 
-    whole = planned(10_000)
-    assert len(whole) > 2
-    assert planned(longest) == planned(longest + 4) == whole
+    whole = trained(10_000)
+    assert whole[0] == len(set(whole[1])) == len(whole[1])
+    assert trained(longest) == trained(longest + 4) == whole
 
 
-def test_a_path_longer_than_a_micro_batch_is_an_error_whatever_a_step_holds() -> None:
+def test_a_path_longer_than_a_micro_batch_is_an_error() -> None:
     tree = prompt_of_two_calls()
     with pytest.raises(SampleTooLong, match="tokens=24, max_tokens=23"):
-        list(steps([(tree, trainable_targets(tree))], max_tokens_per_step=30, micro_batch_tokens=23))
+        planned([(tree, trainable_targets(tree))], micro_batch_tokens=23)
 
 
 def test_forests_without_targets_take_no_part() -> None:
     tree = grown(leaves=2)
     nothing = trainable_targets(tree).where(np.zeros(8, dtype=bool))
-    assert list(steps([(tree, nothing)], max_tokens_per_step=100, micro_batch_tokens=100)) == []
+    assert planned([(tree, nothing)], micro_batch_tokens=100).micro_batches == ()

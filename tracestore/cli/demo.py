@@ -219,6 +219,7 @@ class _Demo:
         """Every recorded logprob again, then three steps. Returns the demo's last line."""
         with extra("train"):
             from tracestore.train import smollm2
+            from tracestore.train.batches import Filling
             from tracestore.train.engine import Engine
             from tracestore.train.loop import Settings, train
             from tracestore.train.recompute import recompute
@@ -245,7 +246,9 @@ class _Demo:
                 )
 
             settings = Settings(
-                steps=STEPS, max_tokens_per_step=MAX_STEP_TOKENS, micro_batch_tokens=MAX_STEP_TOKENS
+                steps=STEPS,
+                filling=Filling(max_tokens_per_step=MAX_STEP_TOKENS),
+                micro_batch_tokens=MAX_STEP_TOKENS,
             )
             trained = train(model, export, settings=settings, on_step=on_step)
         table = export.manifest.conservation

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tracestore.train.loop import Settings, StepMetrics, Trained
 
 DTYPES = ("float32", "bfloat16", "float64")
+SCHEDULES = ("constant", "linear", "cosine")
 
 
 class RenderedExport(TracestoreError):
@@ -51,7 +52,10 @@ def add_parser(subparsers: Subparsers) -> None:
         "export", metavar="EXPORT", help="folder that `tracestore export` wrote, or its URL (http, s3)"
     )
     parser.add_argument(
-        "--model", metavar="PATH", type=Path, required=True, help="folder that transformers can load"
+        "--model",
+        metavar="PATH",
+        type=Path,
+        help="folder that transformers can load (with --resume: that of the checkpoint)",
     )
     parser.add_argument(
         "--credit", metavar="RULE", default="shared", help="shared, rloo or pkpo (default: shared)"
@@ -71,19 +75,8 @@ def add_parser(subparsers: Subparsers) -> None:
         default="recorded",
         help="what the importance ratio compares to: the sampler's logprobs, or this model's before step one",
     )
-    parser.add_argument(
-        "--steps", metavar="N", type=whole_number(least=1), help="optimizer steps (default: each group once)"
-    )
-    parser.add_argument(
-        "--lr", type=positive_number, default=1e-6, help="AdamW learning rate (default: 1e-6)"
-    )
-    parser.add_argument(
-        "--max-tokens",
-        metavar="N",
-        type=whole_number(least=1),
-        default=32_768,
-        help="distinct tokens of a step (default: 32768)",
-    )
+    _add_reading(parser)
+    _add_optimizer(parser)
     parser.add_argument(
         "--micro-batch-tokens",
         metavar="N",
@@ -94,17 +87,120 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--dtype", choices=DTYPES, default="float32", help="of weights and optimizer (default: float32)"
     )
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="order of groups (default: 0)")
     parser.add_argument(
         "--run", metavar="NAME", help="name of the run in consumption records (default: a new id)"
     )
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder for metrics.jsonl and checkpoint/")
+    parser.add_argument(
+        "--checkpoint-every",
+        metavar="N",
+        type=whole_number(least=1),
+        help="steps between checkpoints (default: one at the end)",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the checkpoint in --out as if the run had not stopped; give the options it had",
+    )
     parser.add_argument("--db", metavar="URL", help="store in which to record what each step trained")
 
 
+def _add_reading(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("which groups a step trains")
+    group.add_argument(
+        "--steps", metavar="N", type=whole_number(least=1), help="optimizer steps (default: all)"
+    )
+    group.add_argument(
+        "--epochs",
+        metavar="N",
+        type=whole_number(least=1),
+        help="times that each group comes (default: as --steps asks, else once)",
+    )
+    group.add_argument(
+        "--groups-per-step",
+        metavar="N",
+        type=whole_number(least=1),
+        help="groups of a step (default: as --max-tokens has room for)",
+    )
+    group.add_argument(
+        "--max-tokens",
+        metavar="N",
+        type=whole_number(least=1),
+        default=32_768,
+        help="distinct tokens of a step, unless one group has more (default: 32768)",
+    )
+    group.add_argument(
+        "--refill",
+        action="store_true",
+        help="leave out groups in which every advantage is 0, and take others in their place",
+    )
+    group.add_argument(
+        "--replacement", action="store_true", help="draw the groups of a shard with replacement"
+    )
+    group.add_argument(
+        "--max-reuse",
+        metavar="N",
+        type=whole_number(least=1),
+        help="never train a group more often than this",
+    )
+    group.add_argument("--seed", metavar="N", type=int, default=0, help="order of groups (default: 0)")
+    group.add_argument(
+        "--follow",
+        action="store_true",
+        help="train on what `tracestore export --follow` adds, as it comes",
+    )
+    group.add_argument(
+        "--idle",
+        metavar="SECONDS",
+        type=positive_number,
+        help="with --follow: end when nothing has come for so long (default: never)",
+    )
+    group.add_argument(
+        "--policy-version",
+        metavar="N",
+        type=whole_number(least=0),
+        help="version of the policy that the weights are; each step makes the next",
+    )
+    group.add_argument(
+        "--max-staleness",
+        metavar="N",
+        type=whole_number(least=0),
+        help="do not train tokens of a policy more versions behind (needs --policy-version)",
+    )
+
+
+def _add_optimizer(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the optimizer")
+    group.add_argument("--lr", type=positive_number, default=1e-6, help="AdamW learning rate (default: 1e-6)")
+    group.add_argument(
+        "--schedule",
+        choices=SCHEDULES,
+        default="constant",
+        help="of the rate; linear and cosine fall to 0 at the last of --steps (default: constant)",
+    )
+    group.add_argument(
+        "--warmup",
+        metavar="N",
+        type=whole_number(least=0),
+        default=0,
+        help="steps in which the rate rises from 0 (default: 0)",
+    )
+    group.add_argument(
+        "--weight-decay", metavar="X", type=positive_number, default=0.0, help="of AdamW (default: 0)"
+    )
+    group.add_argument(
+        "--grad-clip", metavar="X", type=positive_number, default=1.0, help="largest norm (default: 1)"
+    )
+    group.add_argument(
+        "--stop-at-drift",
+        metavar="X",
+        type=positive_number,
+        help="stop when a step's mean |logprob now - recorded| is larger",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
-    if not args.model.is_dir():
-        raise UsageError(model=str(args.model), hint="--model names a folder with config.json and weights")
+    _check(args)
     from tracestore.shards.read import open_export
 
     export = open_export(args.export)
@@ -115,16 +211,19 @@ def run(args: argparse.Namespace) -> int:
         )
     share_cpus()
     with extra("train"):
+        from tracestore.train.checkpoint import checkpoint_in
         from tracestore.train.loop import train
         from tracestore.train.model import library_bars, load_model
     settings = _settings(args)
+    resume = checkpoint_in(args.out) if args.resume else None
+    source: Path = args.model or (resume and resume.folder)
     if args.out is None:
         note("no --out: the trained weights are not kept", args=args)
     with ExitStack() as stack:
         store = stack.enter_context(opened_store(args, create=False)) if args.db else None
         recorder = None if store is None else _Recorder(store, export.manifest.project)
         stack.enter_context(library_bars(shown=not args.json and sys.stderr.isatty()))
-        model = load_model(args.model, dtype=args.dtype)
+        model = load_model(source if resume is None else resume.folder, dtype=args.dtype)
         advance = stack.enter_context(progress("train", args=args, total=args.steps))
 
         def on_step(metrics: StepMetrics) -> None:
@@ -140,7 +239,8 @@ def run(args: argparse.Namespace) -> int:
             settings=settings,
             run=args.run,
             out=args.out,
-            tokenizer_from=args.model,
+            tokenizer_from=source,
+            resume=resume,
             sink=recorder,
             on_step=on_step,
         )
@@ -152,8 +252,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check(args: argparse.Namespace) -> None:
+    if args.model is None and not args.resume:
+        raise UsageError(hint="--model names a folder with config.json and weights")
+    if args.model is not None and not args.model.is_dir():
+        raise UsageError(model=str(args.model), hint="--model names a folder with config.json and weights")
+    for name, needs in (("resume", "out"), ("checkpoint_every", "out"), ("max_staleness", "policy_version")):
+        if getattr(args, name) not in (None, False) and getattr(args, needs) is None:
+            raise UsageError(hint=f"--{name.replace('_', '-')} needs --{needs.replace('_', '-')}")
+    if args.idle is not None and not args.follow:
+        raise UsageError(hint="--idle goes with --follow")
+
+
 def _settings(args: argparse.Namespace) -> Settings:
+    from tracestore.train.batches import Filling
     from tracestore.train.credit import check_rule
+    from tracestore.train.loader import Reading
     from tracestore.train.loop import Settings
     from tracestore.train.losses import check_loss
 
@@ -167,10 +281,27 @@ def _settings(args: argparse.Namespace) -> Settings:
         loss=args.loss,
         old_logprobs=args.old_logprobs,
         steps=args.steps,
+        reading=Reading(
+            seed=args.seed,
+            epochs=args.epochs,
+            replacement=args.replacement,
+            max_reuse=args.max_reuse,
+            follow=args.follow,
+            idle_s=args.idle,
+        ),
+        filling=Filling(
+            groups_per_step=args.groups_per_step, max_tokens_per_step=args.max_tokens, refill=args.refill
+        ),
         lr=args.lr,
-        max_tokens_per_step=args.max_tokens,
-        micro_batch_tokens=min(args.micro_batch_tokens, args.max_tokens),
-        seed=args.seed,
+        schedule=args.schedule,
+        warmup_steps=args.warmup,
+        weight_decay=args.weight_decay,
+        grad_clip=args.grad_clip,
+        micro_batch_tokens=args.micro_batch_tokens,
+        policy_version=args.policy_version,
+        max_staleness=args.max_staleness,
+        stop_at_drift=args.stop_at_drift,
+        checkpoint_every=args.checkpoint_every,
     )
 
 
@@ -198,7 +329,10 @@ class _Recorder:
 
 
 def _step_line(metrics: StepMetrics) -> str:
-    cost = f"{metrics.trained_tokens:,} of {metrics.tokens:,} tokens trained in {metrics.seconds:.1f} s"
+    cost = (
+        f"{metrics.trained_tokens:,} of {metrics.tokens:,} tokens trained in {metrics.seconds:.1f} s"
+        f" ({metrics.tokens_per_s:,.0f}/s)"
+    )
     clipped = "" if metrics.clip_fraction is None else f"  clipped {metrics.clip_fraction:.1%}"
     drift = "" if metrics.max_logprob_diff is None else f"  logprob diff {metrics.max_logprob_diff:.2e}"
     values = f"loss {metrics.loss:+.6f}  grad norm {metrics.grad_norm:.4f}{clipped}{drift}"

@@ -49,6 +49,11 @@ class Export:
         assert isinstance(self.files, Folder), f"{self.files.where} is no folder"
         return self.files.path
 
+    @property
+    def hash(self) -> str:
+        """What names the export: its manifest's hash, or, of one that goes on, that of its log's header."""
+        return self.manifest.manifest_hash if self.log is None else self.log.first_hash
+
     def rows(self, *, check: bool = True) -> Iterator[Row]:
         """Every row, in the manifest's order of shards.
 

@@ -1,49 +1,57 @@
 """Shards -> credit -> steps -> weights: the training loop.
 
 Credit is given on whole groups; then each step is planned, computed on the token tree, checked and applied.
-A step that is no finite number stops the run before it changes a weight.
+A step that is no finite number stops the run before it changes a weight. A run that was stopped at any moment
+goes on from its last checkpoint as if it had not been: the same groups, the same losses, the same weights.
 """
 
 # N targets, T tokens of a row
 
 from __future__ import annotations
 
-import itertools
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from tracestore.errors import TracestoreError
 from tracestore.ids import new_id
+from tracestore.shards.log import GroupName
 from tracestore.shards.read import Export
-from tracestore.shards.row import Row
-from tracestore.train.checkpoint import save_checkpoint
+from tracestore.train.batches import Batch, Filled, Filling, credited, filled, grow
+from tracestore.train.checkpoint import Checkpoint, save_checkpoint
 from tracestore.train.consumption import Consumed, Sink, consumed
-from tracestore.train.credit import advantages, check_rule
-from tracestore.train.credit.base import Advantages, Context, combine
+from tracestore.train.credit import check_rule
+from tracestore.train.credit.base import Context
 from tracestore.train.engine import Engine
-from tracestore.train.forest import Forest, Targets, forest, trainable_targets, trained_targets
-from tracestore.train.loader import shuffled_rows
+from tracestore.train.forest import Forest, forest, trainable_targets
+from tracestore.train.loader import BEGIN, Group, Loader, Place, Reading
 from tracestore.train.losses import Clip, check_loss
-from tracestore.train.plan import Step, steps
+from tracestore.train.metrics import StepMetrics, advantage_by_cause, metrics_file, staleness
+from tracestore.train.plan import Step, planned
 from tracestore.train.probe import probe
 from tracestore.train.recompute import logprobs
+from tracestore.train.schedule import Schedule, scheduler
 from tracestore.train.step import apply, gradients
 
-METRICS_FILE = "metrics.jsonl"
-CHECKPOINT_FOLDER = "checkpoint"
+_MAY_CHANGE = ("steps", "checkpoint_every", "micro_batch_tokens", "stop_at_drift")
+"""Settings that a run may go on with other values of: none of them changes what a step does. (A schedule that
+falls to 0 makes `steps` one that may not.)"""
+_READING_MAY_CHANGE = ("epochs", "idle_s", "poll_s", "ahead")
 
 
 class NothingToTrain(TracestoreError):
     """The export has no token to train with this credit rule."""
+
+
+class LogprobDrift(TracestoreError):
+    """The model's logprobs are further from the recorded ones than the run allows."""
 
 
 @dataclass(frozen=True)
@@ -61,39 +69,40 @@ class Settings:
     """Denominator of the importance ratio: what the sampler recorded, or what this model said before step
     one, which leaves out the sampler's numerical differences and costs one more pass over the export."""
     steps: int | None = None
-    """Optimizer steps; None: each group once."""
+    """Optimizer steps; None: until the groups end."""
+    reading: Reading = field(default_factory=lambda: Reading(epochs=None))
+    """Which groups, in which order. `epochs` None: without end when `steps` says how many, else once."""
+    filling: Filling = field(default_factory=Filling)
+    """How many groups a step takes."""
     lr: float = 1e-6
+    schedule: Schedule = "constant"
+    warmup_steps: int = 0
     weight_decay: float = 0.0
     grad_clip: float | None = 1.0
     """Largest norm of the gradient."""
-    max_tokens_per_step: int = 32_768
-    """Distinct tokens, each computed once."""
     micro_batch_tokens: int = 8_192
     """Tokens of one forward pass; bounds memory, never changes a gradient."""
-    seed: int = 0
+    policy_version: int | None = None
+    """Version of the policy that the weights are before step one; each step makes the next. None: unknown."""
+    max_staleness: int | None = None
+    """Tokens of a policy that is more versions behind than this do not train; needs `policy_version`."""
+    stop_at_drift: float | None = None
+    """Stop when the mean |logprob now - recorded| of a step's tokens exceeds this."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; None: at the end only."""
 
+    @property
+    def epochs(self) -> int | None:
+        return 1 if self.reading.epochs is None and self.steps is None else self.reading.epochs
 
-@dataclass(frozen=True)
-class StepMetrics:
-    """One line of the metrics file."""
+    def oldest_version(self, step: int) -> int | None:
+        """The earliest policy version whose tokens train in a step; None: all of them may."""
+        version = self.version(step)
+        return None if version is None or self.max_staleness is None else version - self.max_staleness
 
-    step: int
-    loss: float
-    tokens: int
-    """Tokens computed."""
-    trained_tokens: int
-    """The denominator: zero-advantage tokens included."""
-    zero_advantage_tokens: int
-    grad_norm: float
-    """Before the clip."""
-    ratio_mean: float | None
-    ratio_max: float | None
-    clip_fraction: float | None
-    max_logprob_diff: float | None
-    """Largest |logprob now - recorded| of a trained token."""
-    advantage_by_cause: dict[str, dict[str, float]]
-    """Per cause of the owning sample: tokens, mean and mean absolute advantage."""
-    seconds: float
+    def version(self, step: int) -> int | None:
+        """The policy version that the weights are before a step."""
+        return None if self.policy_version is None else self.policy_version + step
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,7 @@ def train(
     run: str | None = None,
     out: Path | None = None,
     tokenizer_from: Path | None = None,
+    resume: Checkpoint | None = None,
     sink: Sink | None = None,
     on_step: Callable[[StepMetrics], None] = lambda metrics: None,
     on_tokens: Callable[[int], None] = lambda tokens: None,
@@ -127,174 +137,274 @@ def train(
         model: from `AutoModelForCausalLM`; changed in place, left in eval mode (dropout is never used).
         run: name of the run in consumption records; without it, a new id.
         out: folder for `metrics.jsonl` and `checkpoint/`; without it, nothing is written.
-        sink: told after each step what it trained.
+        resume: where an earlier run stood; `model` then holds that checkpoint's weights. Steps, losses and
+            weights are those of a run that was not stopped, bit for bit, on the same device with the same
+            number of threads.
+        sink: told after each step what it trained; a step that is made again after a stop is told again, with
+            the same ids.
         on_step, on_tokens: for progress.
 
     Raises:
-        UnknownRule, UnknownLoss: a name in the settings.
+        UnknownRule, UnknownLoss, ScheduleWithoutEnd: a name or a number in the settings.
+        OtherRun: `resume` is of a run with other settings or of another export.
         NothingToTrain: no graded, trained token in the whole export.
         MissingLogprobs: recorded logprobs are wanted and missing.
-        SampleTooLong: a sample does not fit the limits.
-        NonFiniteStep: weights are as after the last finite step; no checkpoint is written.
+        SampleTooLong: a sample does not fit a micro-batch.
+        NonFiniteStep, LogprobDrift: weights are as after the last step; the last checkpoint stays.
     """
     check_rule(settings.credit)
     check_loss(settings.loss)
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(settings.reading.seed)
     engine = Engine(model)
-    probe(engine, seed=settings.seed)
-    trainer = _Trainer(engine, export, settings, run or new_id())
-    optimizer = torch.optim.AdamW(
-        (p for p in model.parameters() if p.requires_grad), lr=settings.lr, weight_decay=settings.weight_decay
-    )
+    probe(engine, seed=settings.reading.seed)
+    trainer = _Trainer(engine, export, settings, run=run, resume=resume)
     done: list[StepMetrics] = []
-    with _metrics_file(out) as file:
-        for step in itertools.islice(trainer.steps(), settings.steps):
-            metrics = trainer.take(step, optimizer, on_tokens)
+
+    def save() -> Path | None:
+        return None if out is None else trainer.save(out, tokenizer_from=tokenizer_from)
+
+    with metrics_file(out, steps_before=trainer.num_steps) as file:
+        for batch, step in trainer.steps():
+            metrics = trainer.take(batch, step, on_tokens)
             done.append(metrics)
-            trainer.num_steps = len(done)
-            if file is not None:
-                file.write(json.dumps(asdict(metrics)) + "\n")
-                file.flush()
+            file.add(metrics)
             if sink is not None:
                 sink(trainer.consumed(step, metrics.step))
             on_step(metrics)
-    checkpoint = None if out is None else out / CHECKPOINT_FOLDER
-    if checkpoint is not None:
-        save_checkpoint(
-            checkpoint,
-            model=model,
-            optimizer=optimizer,
-            state=trainer.state(),
-            tokenizer_from=tokenizer_from,
-        )
+            if settings.checkpoint_every and trainer.num_steps % settings.checkpoint_every == 0:
+                save()
+    checkpoint = save()
     return Trained(trainer.run, tuple(done), dict(+trainer.notes), dict(engine.reasons), checkpoint)
 
 
 class _Trainer:
     """The state of one run: where it stands, what it counted."""
 
-    def __init__(self, engine: Engine, export: Export, settings: Settings, run: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        export: Export,
+        settings: Settings,
+        *,
+        run: str | None,
+        resume: Checkpoint | None,
+    ) -> None:
         self.engine = engine
         self.export = export
         self.settings = settings
-        self.run = run
+        self.optimizer = torch.optim.AdamW(
+            (p for p in engine.model.parameters() if p.requires_grad),
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+        )
+        self.scheduler = scheduler(
+            self.optimizer,
+            schedule=settings.schedule,
+            warmup_steps=settings.warmup_steps,
+            steps=settings.steps,
+        )
+        self.run = run or new_id()
         self.num_steps = 0
+        self.place = BEGIN
+        self.uses: Counter[GroupName] = Counter()
         self.notes: Counter[str] = Counter()
-        self._old: dict[tuple[str, str, int], np.ndarray] = {}
+        self._loaded: Counter[str] = Counter()
+        self._old: dict[str, np.ndarray] = {}
+        self._since = time.monotonic()
+        if resume is not None:
+            self._go_on(resume, run)
 
-    def steps(self) -> Iterator[Step]:
-        """Epoch after epoch; one epoch when no number of steps was asked for."""
-        if self.settings.old_logprobs == "recomputed":
-            self._recompute_old()
-        for epoch in itertools.count() if self.settings.steps is not None else range(1):
-            planned = steps(
-                self._work(epoch),
-                max_tokens_per_step=self.settings.max_tokens_per_step,
-                micro_batch_tokens=self.settings.micro_batch_tokens,
+    def _go_on(self, checkpoint: Checkpoint, run: str | None) -> None:
+        """Stand where the checkpoint stood."""
+        state = checkpoint.state
+        checkpoint.require(
+            export=self.export.hash,
+            settings=self._lasting_settings(),
+            **({} if run is None else {"run": run}),
+        )
+        self.run, self.num_steps, self.place = state["run"], state["steps"], Place(*state["place"])
+        self.uses.update({GroupName(kind, id_): count for kind, id_, count in state["uses"]})
+        self.notes.update(state["notes"])
+        self.optimizer.load_state_dict(dict(checkpoint.optimizer["optimizer"]))
+        self.scheduler.load_state_dict(checkpoint.optimizer["schedule"])
+        self._old = dict(checkpoint.old_logprobs)
+
+    def save(self, out: Path, *, tokenizer_from: Path | None) -> Path:
+        """Writes what `_go_on` reads."""
+        return save_checkpoint(
+            out,
+            model=self.engine.model,
+            optimizer={"optimizer": self.optimizer.state_dict(), "schedule": self.scheduler.state_dict()},
+            state=self._state(),
+            old_logprobs=self._old,
+            tokenizer_from=tokenizer_from,
+        )
+
+    def _state(self) -> dict[str, Any]:
+        counted = self.settings.reading.max_reuse is not None
+        return {
+            "run": self.run,
+            "steps": self.num_steps,
+            "export": self.export.hash,
+            "settings": self._lasting_settings(),
+            "place": list(self.place),
+            "uses": [[*name, count] for name, count in self.uses.items()] if counted else [],
+            "notes": dict(+self.notes),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+        }
+
+    def _lasting_settings(self) -> dict[str, Any]:
+        settings = asdict(self.settings)
+        for name in _MAY_CHANGE:
+            del settings[name]
+        for name in _READING_MAY_CHANGE:
+            del settings["reading"][name]
+        if self.settings.schedule != "constant":
+            settings["steps"] = self.settings.steps
+        return settings
+
+    def steps(self) -> Iterator[tuple[Batch, Step]]:
+        """The steps from where the run stands, each planned when the one before it is done.
+
+        Raises:
+            NothingToTrain: as many groups in a row as the export has gave nothing to train, or all there are.
+        """
+        if self._is_done():
+            return
+        if self.settings.old_logprobs == "recomputed" and not self.settings.reading.follow and not self._old:
+            self._recompute_all()
+        reading = replace(self.settings.reading, epochs=self.settings.epochs)
+        loader = Loader(self.export, reading, self.place, Counter(self.uses))
+        many = None if reading.follow else self.export.manifest.rows
+        nothing = 0
+        with closing(loader.groups()) as groups:
+            for some in self._filled(groups, give_up_after=many):
+                batch, step = self._planned(some)
+                self._passed(some)
+                if step.micro_batches:
+                    nothing = 0
+                    yield batch, step
+                else:
+                    nothing += len(some.groups)
+                if self._is_done() or (many is not None and nothing >= many):
+                    break
+            else:
+                self.notes.update(loader.notes - self._loaded)
+        if not self.num_steps:
+            raise NothingToTrain(
+                rule=self.settings.credit, notes=dict(+self.notes), hint=self._nothing_hint()
             )
-            first = next(planned, None)
-            if first is None:
-                raise NothingToTrain(
-                    rule=self.settings.credit, notes=dict(+self.notes), hint=self._nothing_hint()
-                )
-            yield first
-            yield from planned
+
+    def _is_done(self) -> bool:
+        return self.settings.steps is not None and self.num_steps >= self.settings.steps
+
+    def _filled(self, groups: Iterator[Group], *, give_up_after: int | None) -> Iterator[Filled]:
+        return filled(
+            map(grow, groups),
+            self.settings.filling,
+            rule=self.settings.credit,
+            context=self._context(),
+            across_epochs=self.settings.reading.follow,
+            give_up_after=give_up_after,
+        )
+
+    def _passed(self, some: Filled) -> None:
+        """Stand behind these groups."""
+        groups = [one.group for one in some.groups]
+        self.uses.update(group.name for group in (*groups, *some.left_out))
+        self.notes["groups_refilled"] += len(some.left_out)
+        if groups:
+            self.place = groups[-1].after
+            self.notes.update(Counter(groups[-1].notes) - self._loaded)
+            self._loaded = Counter(groups[-1].notes)
+
+    def _planned(self, some: Filled) -> tuple[Batch, Step]:
+        batch = credited(
+            some.groups,
+            rule=self.settings.credit,
+            context=self._context(),
+            ownership=self.export.manifest.ownership,
+            old_logprobs=self._old_logprobs,
+            oldest_version=self.settings.oldest_version(self.num_steps),
+        )
+        if self.settings.reading.follow or all(group.after.epoch == 0 for group in batch.groups):
+            self.notes.update(batch.notes)
+        return batch, planned(batch.work, micro_batch_tokens=self.settings.micro_batch_tokens)
+
+    def _context(self) -> Context:
+        return Context(step=self.num_steps, pass_k=self.settings.pass_k)
 
     def _nothing_hint(self) -> str:
         if self.notes["trained_tokens_without_advantage"]:
             return "no episode has a reward: post rewards and export again"
+        if self.notes["groups_refilled"]:
+            return "no group has spread: every advantage is 0, and such groups were to be replaced by others"
         return "the manifest's conservation table says why tokens are excluded"
 
-    def take(
-        self, step: Step, optimizer: torch.optim.Optimizer, on_tokens: Callable[[int], None]
-    ) -> StepMetrics:
+    def take(self, batch: Batch, step: Step, on_tokens: Callable[[int], None]) -> StepMetrics:
         """One optimizer step."""
-        began = time.monotonic()
-        seen = gradients(
-            self.engine, step, loss=self.settings.loss, clip=self.settings.clip, on_micro_batch=on_tokens
-        )
-        norm = apply(self.engine, optimizer, grad_clip=self.settings.grad_clip)
-        targets = [one.targets for batch in step.micro_batches for one in batch]
-        zero = sum(int(np.count_nonzero((t.plus_N == 0) & (t.minus_N == 0))) for t in targets)
-        return StepMetrics(
+        settings = self.settings
+        seen = gradients(self.engine, step, loss=settings.loss, clip=settings.clip, on_micro_batch=on_tokens)
+        self._check_drift(seen.mean_logprob_diff)
+        [lr] = {group["lr"] for group in self.optimizer.param_groups}
+        norm = apply(self.engine, self.optimizer, grad_clip=settings.grad_clip)
+        self.scheduler.step()
+        targets = [one.targets for micro in step.micro_batches for one in micro]
+        seconds = time.monotonic() - self._since
+        metrics = StepMetrics(
             step=self.num_steps,
+            groups=tuple(group.name.id for group in batch.groups),
             tokens=step.num_tokens,
             trained_tokens=step.denominator,
-            zero_advantage_tokens=zero,
+            zero_advantage_tokens=sum(
+                int(np.count_nonzero((t.plus_N == 0) & (t.minus_N == 0))) for t in targets
+            ),
             grad_norm=norm,
-            advantage_by_cause=_advantage_by_cause(step),
-            seconds=time.monotonic() - began,
+            lr=float(lr),
+            staleness=staleness(step, version=settings.version(self.num_steps)),
+            advantage_by_cause=advantage_by_cause(step),
+            seconds=seconds,
+            tokens_per_s=step.num_tokens / seconds,
             **asdict(seen),
         )
+        self.num_steps += 1
+        self._since = time.monotonic()
+        return metrics
+
+    def _check_drift(self, drift: float | None) -> None:
+        limit = self.settings.stop_at_drift
+        if limit is not None and drift is not None and drift > limit:
+            raise LogprobDrift(
+                step=self.num_steps,
+                mean_logprob_diff=drift,
+                stop_at_drift=limit,
+                hint="is this the model, in the precision, that sampled the tokens, and not too long ago?",
+            )
 
     def consumed(self, step: Step, number: int) -> list[Consumed]:
         units = (one for batch in step.micro_batches for one in batch)
-        return consumed(units, run=self.run, step=number, export_hash=self.export.manifest.manifest_hash)
+        return consumed(units, run=self.run, step=number, export_hash=self.export.hash)
 
-    def state(self) -> dict[str, Any]:
-        """What the checkpoint says about the run."""
-        return {
-            "run": self.run,
-            "steps": self.num_steps,
-            "export_hash": self.export.manifest.manifest_hash,
-            "settings": asdict(self.settings),
-        }
+    def _old_logprobs(self, grown: Forest) -> np.ndarray | None:
+        """What the importance ratio of a forest compares to; None: what was recorded."""
+        if self.settings.old_logprobs == "recorded":
+            return None
+        key = _key(grown)
+        if key not in self._old:  # an export that goes on: when a group comes, of the model as it is then
+            self._old[key] = self._recomputed(grown)
+        return self._old[key]
 
-    def _work(self, epoch: int) -> Iterator[tuple[Forest, Targets]]:
-        for shard, row in shuffled_rows(self.export, seed=self.settings.seed, epoch=epoch):
-            context = Context(step=self.num_steps, pass_k=self.settings.pass_k)
-            given = advantages(row, rule=self.settings.credit, context=context)
-            grown = forest(row, shard=shard)
-            old_T = self._old.get(_key(shard, row))
-            credit = combine(row, given, ownership=self.export.manifest.ownership)
-            targets = trained_targets(grown, credit, old_logprob_T=old_T)
-            if epoch == 0:
-                self._count(row, given, len(targets))
-            if len(targets):
-                yield grown, targets
+    def _recompute_all(self) -> None:
+        for shard in self.export.manifest.shards:
+            for row in self.export.shard_rows(shard):
+                grown = forest(row, shard=shard.file)
+                self._old[_key(grown)] = self._recomputed(grown)
 
-    def _count(self, row: Row, given: Advantages, targets: int) -> None:
-        if row.part == 0:  # every part has the whole header: count its episodes once
-            self.notes.update(given.notes)
-        self.notes["trained_tokens_without_advantage"] += row.num_trained - targets
-        self.notes["rows_without_targets"] += targets == 0
-
-    def _recompute_old(self) -> None:
-        for shard, row in shuffled_rows(self.export, seed=self.settings.seed, epoch=0):
-            grown = forest(row, shard=shard)
-            self._old[_key(shard, row)] = logprobs(
-                self.engine,
-                grown,
-                trainable_targets(grown),
-                micro_batch_tokens=min(self.settings.micro_batch_tokens, self.settings.max_tokens_per_step),
-            )
+    def _recomputed(self, grown: Forest) -> np.ndarray:
+        micro_batch_tokens = self.settings.micro_batch_tokens
+        return logprobs(self.engine, grown, trainable_targets(grown), micro_batch_tokens=micro_batch_tokens)
 
 
-def _key(shard: str, row: Row) -> tuple[str, str, int]:
-    return shard, row.episodes[0].episode_id, row.part
-
-
-def _advantage_by_cause(step: Step) -> dict[str, dict[str, float]]:
-    """Tokens, mean and mean absolute advantage of the trained tokens, by why their sample begins."""
-    found: dict[str, list[np.ndarray]] = {}
-    for one in (unit for batch in step.micro_batches for unit in batch):
-        grown, advantage_N = one.forest, one.targets.plus_N + one.targets.minus_N
-        owner_N = grown.owner_S[grown.segment_T[one.targets.token_N]]
-        for owner in np.unique(owner_N):
-            cause = grown.row.samples[owner].cause
-            found.setdefault(cause, []).append(advantage_N[owner_N == owner])
-    joined = {cause: np.concatenate(parts) for cause, parts in sorted(found.items())}
-    return {
-        cause: {"tokens": len(a), "mean": float(a.mean()), "mean_abs": float(np.abs(a).mean())}
-        for cause, a in joined.items()
-    }
-
-
-@contextmanager
-def _metrics_file(out: Path | None) -> Iterator[TextIO | None]:
-    if out is None:
-        yield None
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / METRICS_FILE).open("w", encoding="utf-8") as file:
-        yield file
+def _key(grown: Forest) -> str:
+    return f"{grown.shard}:{grown.row.episodes[0].episode_id}:{grown.row.part}"

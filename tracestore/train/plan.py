@@ -1,16 +1,16 @@
-"""Rows -> steps -> micro-batches, planned before the first forward pass of a step.
+"""The groups of a step -> micro-batches, planned before the first forward pass of the step.
 
-Credit is given on whole groups before anything is cut here. A step holds at most `max_tokens_per_step`
-distinct tokens, a micro-batch at most `micro_batch_tokens`. A tree that fits stays whole; a larger one is
-cut into groups of neighbouring branches, each with the prefix it needs computed again, and every target in
-exactly one of them. What a step holds is settled before micro-batches are cut, and the denominator, all
-targets of the step, before the first backward pass: no packing or micro-batch size changes a gradient.
+Credit is given on whole groups before anything is cut here. A micro-batch holds at most `micro_batch_tokens`
+distinct tokens. A tree that fits stays whole; a larger one is cut into groups of neighbouring branches, each
+with the prefix it needs computed again, and every target in exactly one of them. The denominator, all targets
+of the step, is settled before the first backward pass: no packing or micro-batch size changes a gradient.
 """
 
 # N targets, S segments of a row
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -21,12 +21,12 @@ from tracestore.train.forest import Forest, Targets, Unit, unit
 
 
 class SampleTooLong(TracestoreError):
-    """One sample alone has more tokens than a micro-batch or a step may hold."""
+    """One sample alone has more tokens than a micro-batch may hold."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """The work of one optimizer step."""
+    """The work of one optimizer step; no micro-batches where there is nothing to train."""
 
     micro_batches: tuple[tuple[Unit, ...], ...]
     denominator: int
@@ -35,26 +35,14 @@ class Step:
     """Tokens computed; a prefix that a cut repeats counts each time."""
 
 
-def steps(
-    work: Iterable[tuple[Forest, Targets]], *, max_tokens_per_step: int, micro_batch_tokens: int
-) -> Iterator[Step]:
-    """Groups in order, put into steps in order. Forests without targets take no part.
+def planned(work: Iterable[tuple[Forest, Targets]], *, micro_batch_tokens: int) -> Step:
+    """The step that trains these targets. Forests without targets take no part.
 
     Raises:
-        SampleTooLong: a path longer than either limit.
+        SampleTooLong: a path longer than a micro-batch.
     """
-    waiting: list[Unit] = []
-    # Neighbouring cuts of one tree never fit one step, so the units of a step share no token.
-    tokens = 0
-    for forest, targets in work:
-        for one in units(forest, targets, max_tokens=max_tokens_per_step):
-            if waiting and tokens + one.num_tokens > max_tokens_per_step:
-                yield step(waiting, micro_batch_tokens=micro_batch_tokens)
-                waiting, tokens = [], 0
-            waiting.append(one)
-            tokens += one.num_tokens
-    if waiting:
-        yield step(waiting, micro_batch_tokens=micro_batch_tokens)
+    found = (units(forest, targets, max_tokens=micro_batch_tokens) for forest, targets in work)
+    return step(itertools.chain.from_iterable(found), micro_batch_tokens=micro_batch_tokens)
 
 
 def step(units: Iterable[Unit], *, micro_batch_tokens: int) -> Step:

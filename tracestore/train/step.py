@@ -35,6 +35,8 @@ class StepStats:
     """Share of trained tokens whose gradient the clip cut."""
     max_logprob_diff: float | None
     """Largest |logprob now - recorded|, over trained tokens whose recorded logprob can be compared."""
+    mean_logprob_diff: float | None
+    """Mean of them."""
 
 
 def gradients(
@@ -103,6 +105,8 @@ class _Seen:
         self.ratio_sum = 0.0
         self.ratio_max: float | None = None
         self.max_logprob_diff: float | None = None
+        self.compared = 0
+        self.diff_sum = 0.0
 
     def add(
         self, pack: Pack, logprob_N: torch.Tensor, loss: float, ratio_N: torch.Tensor, clipped_N: torch.Tensor
@@ -112,9 +116,11 @@ class _Seen:
         self.clipped += int(clipped_N.sum())
         self.ratio_sum += float(ratio_N.double().sum())
         self.ratio_max = _larger(self.ratio_max, float(ratio_N.max()))
-        diff = largest_diff(pack, logprob_N)
-        if diff is not None:
-            self.max_logprob_diff = _larger(self.max_logprob_diff, diff)
+        diff_N = recorded_diff(pack, logprob_N)
+        if len(diff_N):
+            self.max_logprob_diff = _larger(self.max_logprob_diff, float(diff_N.max()))
+            self.compared += len(diff_N)
+            self.diff_sum += float(diff_N.sum())
 
     def stats(self) -> StepStats:
         some = self.targets > 0
@@ -124,14 +130,14 @@ class _Seen:
             ratio_max=self.ratio_max,
             clip_fraction=self.clipped / self.targets if some else None,
             max_logprob_diff=self.max_logprob_diff,
+            mean_logprob_diff=self.diff_sum / self.compared if self.compared else None,
         )
 
 
-def largest_diff(pack: Pack, logprob_N: torch.Tensor) -> float | None:
-    """Largest |logprob - recorded| of a pack; None when it has no target that can be compared."""
-    recorded, comparable = recorded_of(pack)
-    diff_N = (logprob_N.double().cpu() - recorded).abs()[comparable]
-    return float(diff_N.max()) if len(diff_N) else None
+def recorded_diff(pack: Pack, logprob_N: torch.Tensor) -> torch.Tensor:
+    """float64, |logprob - recorded| of the targets of a pack that can be compared."""
+    recorded_N, comparable_N = recorded_of(pack)
+    return (logprob_N.double().cpu() - recorded_N).abs()[comparable_N]
 
 
 def recorded_of(pack: Pack) -> tuple[torch.Tensor, torch.Tensor]:
