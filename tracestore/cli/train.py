@@ -29,7 +29,8 @@ from tracestore.errors import TracestoreError
 if TYPE_CHECKING:
     from tracestore.store.store import Store
     from tracestore.train.consumption import Consumed
-    from tracestore.train.loop import Settings, StepMetrics, Trained
+    from tracestore.train.loop import Settings, Trained
+    from tracestore.train.metrics import StepMetrics
 
 DTYPES = ("float32", "bfloat16", "float64")
 SCHEDULES = ("constant", "linear", "cosine")
@@ -216,14 +217,14 @@ def run(args: argparse.Namespace) -> int:
         from tracestore.train.model import library_bars, load_model
     settings = _settings(args)
     resume = checkpoint_in(args.out) if args.resume else None
-    source: Path = args.model or (resume and resume.folder)
+    model_folder = args.model if resume is None else resume.folder
     if args.out is None:
         note("no --out: the trained weights are not kept", args=args)
     with ExitStack() as stack:
         store = stack.enter_context(opened_store(args, create=False)) if args.db else None
         recorder = None if store is None else _Recorder(store, export.manifest.project)
         stack.enter_context(library_bars(shown=not args.json and sys.stderr.isatty()))
-        model = load_model(source if resume is None else resume.folder, dtype=args.dtype)
+        model = load_model(model_folder, dtype=args.dtype)
         advance = stack.enter_context(progress("train", args=args, total=args.steps))
 
         def on_step(metrics: StepMetrics) -> None:
@@ -239,7 +240,7 @@ def run(args: argparse.Namespace) -> int:
             settings=settings,
             run=args.run,
             out=args.out,
-            tokenizer_from=source,
+            tokenizer_from=args.model or model_folder,
             resume=resume,
             sink=recorder,
             on_step=on_step,

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file, save_file
 
 from tracestore.errors import TracestoreError
 from tracestore.shards.durable import fsync_folder
@@ -24,7 +25,7 @@ from tracestore.shards.durable import fsync_folder
 CHECKPOINT_FOLDER = "checkpoint"
 OPTIMIZER_FILE = "optimizer.pt"
 STATE_FILE = "trainer.json"
-OLD_LOGPROBS_FILE = "old_logprobs.npz"
+OLD_LOGPROBS_FILE = "old_logprobs.safetensors"
 _TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -93,7 +94,7 @@ def save_checkpoint(
     model.save_pretrained(partial, safe_serialization=True)
     torch.save(dict(optimizer), partial / OPTIMIZER_FILE)
     if old_logprobs:
-        np.savez(partial / OLD_LOGPROBS_FILE, **old_logprobs)
+        save_file(dict(old_logprobs), partial / OLD_LOGPROBS_FILE)
     (partial / STATE_FILE).write_text(json.dumps(dict(state), indent=1) + "\n", encoding="utf-8")
     if tokenizer_from is not None:
         for pattern in _TOKENIZER_FILES:
@@ -124,7 +125,7 @@ def checkpoint_in(out: Path) -> Checkpoint:
         folder=at,
         state=json.loads((at / STATE_FILE).read_text(encoding="utf-8")),
         optimizer=torch.load(at / OPTIMIZER_FILE, weights_only=True),
-        old_logprobs=dict(np.load(old)) if old.is_file() else {},
+        old_logprobs=load_file(old) if old.is_file() else {},
     )
 
 
