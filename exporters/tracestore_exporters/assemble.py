@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tracestore.shards.manifest import Manifest
 from tracestore_exporters.boundaries import boundary_notes
 from tracestore_exporters.conservation import Tally
+from tracestore_exporters.inventory import Inventory, misses, unmatched
 from tracestore_exporters.parts import Part
 from tracestore_exporters.plan import Plan
 
@@ -15,13 +16,14 @@ from tracestore_exporters.plan import Plan
 def manifest_of(plan: Plan, parts: Sequence[Part]) -> Manifest:
     """The manifest of an export whose parts are all there, in the order of the plan."""
     assert [part.file for part in parts] == [shard.file for shard in plan.shards]
-    tally, causes = Tally(), Counter[str]()
+    tally, causes, there = Tally(), Counter[str](), Inventory()
     for part in parts:
         tally += part.tally
         causes += part.causes
+        there += part.there
     shards = tuple(part.shard for part in parts if part.shard is not None)
     trains = any(shard.trained_tokens for shard in shards)
-    why = () if trains else _why_empty(plan, tally, sum(part.open_groups for part in parts))
+    why = () if trains else _why_empty(plan, tally, sum(part.open_groups for part in parts), there)
     return Manifest(
         schema_hash=plan.means.schema_hash,
         project=plan.project,
@@ -38,7 +40,7 @@ def manifest_of(plan: Plan, parts: Sequence[Part]) -> Manifest:
         causes=dict(sorted(causes.items())),
         conservation=tally.conservation(),
         tombstones=plan.tombstones,
-        notes=(*why, *_of_rendering(tally), *boundary_notes(causes)),
+        notes=(*why, *misses(there, plan.spec), *_of_rendering(tally), *boundary_notes(causes)),
     )
 
 
@@ -53,7 +55,7 @@ def _of_rendering(tally: Tally) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _why_empty(plan: Plan, tally: Tally, open_groups: int) -> tuple[str, ...]:
+def _why_empty(plan: Plan, tally: Tally, open_groups: int, there: Inventory) -> tuple[str, ...]:
     """What to change when nothing came out that trains."""
     if plan.num_groups == 0:
         return (f"project {plan.project!r} has no episodes at this snapshot",)
@@ -67,4 +69,4 @@ def _why_empty(plan: Plan, tally: Tally, open_groups: int) -> tuple[str, ...]:
         )
     for label, tokens in tally.excluded.most_common():
         notes.append(f"{tokens} of {tally.sampled} sampled tokens are excluded as {label}")
-    return tuple(notes)
+    return (*notes, *unmatched(there, plan.spec))

@@ -23,6 +23,7 @@ from tracestore.shards.row import Row
 from tracestore.store.load import SnapshotGone
 from tracestore_exporters.assemble import manifest_of
 from tracestore_exporters.conservation import Tally, exported, still_open
+from tracestore_exporters.inventory import Inventory, inventory
 from tracestore_exporters.parts import Part, Parts
 from tracestore_exporters.place import NotEmpty, Place, place_at
 from tracestore_exporters.plan import (
@@ -290,13 +291,14 @@ class _Exporter:
 
 def cut_shard(source: Source, task: Task, shard: PlannedShard, *, advance: Callable[[int], None]) -> Part:
     """Makes one shard of an export, and keeps its part."""
-    tally, causes, open_groups = Tally(), Counter[str](), 0
+    tally, causes, there, open_groups = Tally(), Counter[str](), Inventory(), 0
 
     def rows() -> Iterator[Row]:
-        nonlocal tally, open_groups
+        nonlocal tally, there, open_groups
         for group, graphs in graphs_of(source, task.project, shard.groups, snapshot=task.snapshot):
             closed, found = group_rows(graphs, task.spec, project=task.project, group=group)
             open_groups += closed is None
+            there += inventory(graphs, task.spec, is_closed=closed is not None)
             tally += still_open(graphs) if closed is None else exported(graphs, found)
             if has_lessons(found):
                 causes.update(sample.cause for row in found for sample in row.samples)
@@ -312,6 +314,7 @@ def cut_shard(source: Source, task: Task, shard: PlannedShard, *, advance: Calla
         open_groups=open_groups,
         causes=causes,
         tally=tally,
+        there=there,
     )
     task.parts.keep(part)
     return part

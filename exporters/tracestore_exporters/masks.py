@@ -195,7 +195,7 @@ def episode_reason(graph: Graph, spec: Spec) -> Reason | None:
         return Reason.INFRA_ERROR
     if (split_of(graph, spec) or "train") not in spec.splits:
         return Reason.SPLIT
-    if not _is_in_time(None if episode is None else episode.started_at, spec):
+    if not is_in_time(None if episode is None else episode.started_at, spec):
         return Reason.TIME
     if episode is not None and episode.status is not None and episode.status not in spec.statuses:
         return Reason.EPISODE_EXCLUDED
@@ -223,7 +223,8 @@ def split_of(graph: Graph, spec: Spec) -> Split | None:
     return "eval" if task is not None and spec.validation.holds(task) else named
 
 
-def _is_in_time(started_at: int | None, spec: Spec) -> bool:
+def is_in_time(started_at: int | None, spec: Spec) -> bool:
+    """Whether an episode that started then, or does not say when (None), is one that a spec asks for."""
     first, end = spec.started_from, spec.started_before
     if first is None and end is None:
         return True

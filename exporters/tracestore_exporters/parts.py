@@ -19,6 +19,7 @@ from tracestore.shards.manifest import ShardEntry
 from tracestore.shards.row import Row
 from tracestore.shards.write import Compression
 from tracestore_exporters.conservation import Tally
+from tracestore_exporters.inventory import Inventory
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Part:
     causes: Counter[str]
     """Samples by why they begin."""
     tally: Tally
+    there: Inventory
+    """What its groups hold of the things that a spec names."""
 
 
 class Parts(Protocol):

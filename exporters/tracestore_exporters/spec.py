@@ -28,7 +28,7 @@ from tracestore.wire.episode import EpisodeStatus
 AUXILIARY = ("judge", "verify", "title")
 """Purposes that are not trained unless the spec names them."""
 
-Names = Annotated[tuple[str, ...], Field(min_length=1)]
+Names = tuple[str, ...]
 Split = Literal["train", "eval", "test"]
 
 
@@ -68,7 +68,7 @@ class Spec(_Frozen):
     """Only episodes that started in [from, before) train; one that does not say when is outside."""
     policies: Names | None = None
     """`rl`: names of the policies whose tokens train; None: any policy."""
-    policy_versions: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
+    policy_versions: tuple[int, ...] | None = None
     """`rl`: versions whose tokens train; None: any, an unknown one too."""
     current_version: int | None = None
     """`rl`: the version that will be trained; stands with `max_staleness`."""
@@ -80,7 +80,7 @@ class Spec(_Frozen):
     """Purposes that train (a call without one acts); None: all but judge, verify and title."""
     roles: Names | None = None
     """Roles of the agents that train; None: any role. An agent that states none is in no role."""
-    splits: Annotated[tuple[Split, ...], Field(min_length=1)] = ("train",)
+    splits: tuple[Split, ...] = ("train",)
     """Splits that train; an episode that names none is in train."""
     validation: Validation | None = None
     """Sets some tasks aside as eval: of episodes that name no split, or train."""
@@ -114,6 +114,17 @@ class Spec(_Frozen):
 
     @model_validator(mode="before")
     @classmethod
+    def _names_something(cls, value: Any) -> Any:
+        """An empty list selects nothing, where whoever wrote it may have meant everything."""
+        named = value.items() if isinstance(value, dict) else ()
+        empty = [name for name, one in named if one in ([], ()) or (name == "rewards" and one == {})]
+        if empty:
+            verb = "names" if len(empty) == 1 else "name"
+            raise ValueError(f"{', '.join(empty)} {verb} nothing: leave it out for the default")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
     def _names_of_rewards(cls, value: Any) -> Any:
         if isinstance(value, dict) and isinstance(value.get("rewards"), list | tuple):
             return value | {"rewards": dict.fromkeys(value["rewards"])}
@@ -123,8 +134,10 @@ class Spec(_Frozen):
     def _goes_together(self) -> Self:
         if (self.current_version is None) != (self.max_staleness is None):
             raise ValueError("current_version and max_staleness stand together")
-        if self.rewards is not None and not self.rewards:
-            raise ValueError("rewards names none: leave it out to carry all")
+        first, end = self.started_from, self.started_before
+        if first is not None and end is not None and first >= end:
+            problem = f"no episode starts in [{first}, {end}): started_from comes before started_before"
+            raise ValueError(problem)
         if self.objective != "rl":
             named = ("policies", "policy_versions", "current_version")
             wrong = [name for name in named if getattr(self, name) is not None]

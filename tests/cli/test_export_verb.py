@@ -89,6 +89,32 @@ def test_an_empty_export_says_why_on_stderr(
     assert "project 'p' has no episodes at this snapshot" in capsys.readouterr().err
 
 
+def test_a_misspelt_reward_is_told_on_the_terminal_and_in_the_manifest(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("rewards: {scoer: 1}")
+    argv = ["export", "--db", url, "--project", "p", "--out", str(tmp_path / "out"), "--spec", str(spec)]
+    assert run(*argv) == 0
+    [said] = [one for one in capsys.readouterr().err.splitlines() if "scoer" in one]
+    assert said.startswith("note: rewards: 'scoer' is not there; there are ")
+    assert said.removeprefix("note: ") in read_manifest(tmp_path / "out").notes
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("statuses: []", "statuses names nothing"),
+        ("{started_from: 7, started_before: 7}", "no episode starts in"),
+    ],
+)
+def test_a_spec_that_selects_nothing_is_refused(text: str, problem: str, url: str, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(text)
+    argv = ["--project", "p", "--out", str(tmp_path / "out"), "--spec", str(tmp_path / "spec.yaml")]
+    with pytest.raises(UsageError, match=problem):
+        run("export", "--db", url, *argv, "--objective", "sft")
+
+
 @pytest.mark.parametrize("argv", [["export", "--out", "out"], ["verify"], ["verify", "--json"]])
 def test_a_project_that_is_not_there_is_refused(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: Sequence[str]

@@ -4,6 +4,7 @@ from collections import Counter
 
 from tracestore.shards.manifest import ShardEntry
 from tracestore_exporters.conservation import Tally
+from tracestore_exporters.inventory import Inventory
 from tracestore_exporters.parts import Part, parse_part, part_text
 
 SHARD = ShardEntry(
@@ -18,7 +19,10 @@ TALLY = Tally(
     not_rendered=Counter(z=1, a=1),
     details={"z": "first \N{SNOWMAN}"},
 )
-PART = Part("s", SHARD, groups=3, open_groups=1, causes=Counter(root=2), tally=TALLY)
+THERE = Inventory(
+    rewards=Counter(score=2), policy_versions=Counter({3: 1}), episodes=2, first_start=7, last_start=7
+)
+PART = Part("s", SHARD, groups=3, open_groups=1, causes=Counter(root=2), tally=TALLY, there=THERE)
 
 
 def test_a_part_read_back_equals_the_one_that_was_kept() -> None:
@@ -26,7 +30,7 @@ def test_a_part_read_back_equals_the_one_that_was_kept() -> None:
     assert read == PART
     # Ties of counts are told in the order in which they were met.
     assert list(read.tally.not_rendered) == ["z", "a"]
-    empty = Part("s", None, groups=0, open_groups=0, causes=Counter(), tally=Tally())
+    empty = Part("s", None, groups=0, open_groups=0, causes=Counter(), tally=Tally(), there=Inventory())
     assert parse_part(part_text(empty)) == empty
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from tracestore_exporters.spec import BadSpec, Spec, Validation, read_spec
 
+_OF_RUNS = ["policies", "policy_versions", "models", "purposes", "roles"]
+LISTS = ["groups", *_OF_RUNS, "splits", "statuses", "rewards"]
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
 
 
@@ -42,11 +44,19 @@ def test_about_a_share_of_the_tasks_is_set_aside_and_the_same_ones_each_time() -
     [
         ('{"objectiv": "rl"}', "objectiv: Extra inputs"),
         ('{"objective": "dpo"}', "objective: Input should be"),
-        ('{"splits": []}', "splits: Tuple should have at least 1"),
+        *((f'{{"{name}": []}}', f"{name} names nothing: leave it out") for name in LISTS),
+        (
+            '{"started_from": 5, "started_before": 5}',
+            "no episode starts in .5, 5.: started_from comes before",
+        ),
+        (
+            '{"started_from": 6, "started_before": 5}',
+            "no episode starts in .6, 5.: started_from comes before",
+        ),
         ('{"max_staleness": 1}', "current_version and max_staleness stand together"),
         ('{"objective": "sft", "policies": ["p"]}', "policies says nothing for objective sft"),
         ('{"models": ["m"]}', "models says nothing for objective rl"),
-        ('{"rewards": []}', "rewards names none"),
+        ('{"rewards": {}}', "rewards names nothing: leave it out"),
         ('{"validation": {"share": 1}}', "validation.share: Input should be less than 1"),
         ("{", "Invalid JSON"),
     ],
@@ -56,6 +66,11 @@ def test_a_wrong_spec_says_what_is_wrong(tmp_path: Path, text: str, problem: str
     path.write_text(text)
     with pytest.raises(BadSpec, match=problem):
         read_spec(path)
+
+
+def test_every_list_of_a_spec_is_refused_where_it_is_empty() -> None:
+    named = [name for name, info in Spec.model_fields.items() if "tuple" in str(info.annotation)]
+    assert sorted([*named, "rewards"]) == sorted(LISTS)
 
 
 @pytest.mark.parametrize(
