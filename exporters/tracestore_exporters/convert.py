@@ -102,9 +102,11 @@ def convert(
         raise CreditNotCarried(to=to, rule=rule, hint="leave --advantages out")
     if format_.credit == "must" and credit is None:
         raise CreditNotCarried(to=to, hint="name a rule: --advantages shared")
-    options = flat.Options(ownership=export.manifest.ownership, credit=credit)
+    manifest = export.manifest
+    objective = manifest.spec.get("objective", "rl")
+    options = flat.Options(ownership=manifest.ownership, objective=objective, credit=credit)
     done = Converted()
-    about = {"manifest_hash": export.manifest.manifest_hash, "advantages": rule}
+    about = {"manifest_hash": manifest.manifest_hash, "advantages": rule}
     with staged_folder(out) as folder:
 
         def counted(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
@@ -118,7 +120,7 @@ def convert(
                 progress(1)
 
         suffix = ".jsonl" if format_.schema is None else ".parquet"
-        for number, shard in enumerate(export.manifest.shards):
+        for number, shard in enumerate(manifest.shards):
             # A name of our own: a manifest that came from elsewhere says in no way where files are written.
             path = folder / f"shard-{number:05}{suffix}"
             made = counted(export.shard_rows(shard))

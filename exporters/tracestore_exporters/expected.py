@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from tracestore.graph.model import CompletionKey, Graph
 from tracestore.graph.tokens import prompt_ids
 from tracestore.shards.reasons import Reason
+from tracestore.wire.candidate_set import CandidateSelection, CandidateSet
 from tracestore.wire.completion import CompletionFields
 from tracestore_exporters.rows import GroupInfo, plan_row
 from tracestore_exporters.spec import Spec
@@ -260,25 +261,61 @@ class _Rules:
             if not verdicts:
                 continue
             stated = [v.treatment for v in sorted(verdicts, key=lambda v: v.id) if v.treatment is not None]
-            treatment = stated[-1] if stated else self._spec.candidates
+            imitates = self._spec.objective == "sft"
+            by_default = self._spec.candidates or {True: "exclude", False: "shared"}[imitates]
+            treatment = stated[-1] if stated else by_default
+            is_masked = treatment != "shared" if imitates else treatment == "exclude"
             chosen = {index for verdict in verdicts for index in verdict.selected}
-            is_pair = treatment != "exclude" and 0 < len(chosen) < len(one.members)
+            in_pairs = set() if treatment == "exclude" else set(self._differing(one, verdicts, chosen))
             for index, member in enumerate(one.members):
                 if member.call_id is not None:
                     keys = {(member.call_id, member.completion)}
                 else:
                     keys = {key for key in graph.completions if self._is_under(key[0], member.agent_id)}
-                if is_pair:
+                if index in in_pairs:
                     paired |= keys
                 if index in chosen:
                     kept |= keys
-                elif treatment == "exclude":
+                elif is_masked:
                     dropped |= keys
         for key in dropped - kept:
             yield key, Reason.CANDIDATE_EXCLUDED
         if self._spec.objective == "preference":
             for key in set(graph.completions) - paired - (dropped - kept):
                 yield key, Reason.NOT_PAIRED
+
+    def _differing(
+        self, one: CandidateSet, verdicts: Sequence[CandidateSelection], chosen: set[int]
+    ) -> Iterator[int]:
+        """Members that somebody on the other side of the choice is not known to equal."""
+        known: list[tuple[float | None, float | None]] = []
+        for index, member in enumerate(one.members):
+            said = [
+                s.score
+                for v in sorted(verdicts, key=lambda v: v.id)
+                for s in v.scores or ()
+                if s.member == index
+            ]
+            known.append((said[-1] if said else member.score, self._reward_of(one.id, index)))
+        for index, mine in enumerate(known):
+            others = [theirs for place, theirs in enumerate(known) if (place in chosen) != (index in chosen)]
+            # The first of score and reward that both have decides.
+            facts = [
+                [(a, b) for a, b in zip(mine, other, strict=True) if None not in (a, b)] for other in others
+            ]
+            if any(not both or both[0][0] != both[0][1] for both in facts):
+                yield index
+
+    def _reward_of(self, set_id: str, member: int) -> float | None:
+        """The composed reward of a candidate itself; None: it has none that the spec carries."""
+        named, total = self._spec.rewards, None
+        for _, reward in sorted(self._graph.rewards.items()):
+            is_its = reward.target.completion is None and reward.target.candidate_set_id == set_id
+            if is_its and reward.target.member == member and (named is None or reward.name in named):
+                weight = (named or {}).get(reward.name)
+                weight = reward.weight if weight is None else weight
+                total = (total or 0) + reward.value * (1 if weight is None else weight)
+        return total
 
     def _is_under(self, call_id: str, agent_id: str | None) -> bool:
         """Whether a call belongs to an agent or to one below it."""

@@ -65,6 +65,8 @@ class Options:
 
     ownership: Ownership = "train_once"
     """As the manifest of the export says."""
+    objective: str = "rl"
+    """What the export trains, as its spec says."""
     credit: Callable[[Row], TokenAdvantages] | None = None
     """A rule that gives advantages; None: there are none."""
 

@@ -329,7 +329,7 @@ class _Part:
     def rewards(self, spec: Spec) -> list[RewardEntry]:
         wanted = spec.rewards
         return [
-            self._one_reward(reward, None if wanted is None else wanted[reward.name])
+            self._one_reward(reward, spec.weight_of(reward))
             for reward in self._graph.rewards.values()
             if wanted is None or reward.name in wanted
         ]
@@ -355,7 +355,7 @@ class _Part:
             token_length=target.token_length,
             name=reward.name,
             value=reward.value,
-            weight=reward.weight if weight is None else weight,
+            weight=weight,
             scorer=reward.scorer,
             scorer_version=reward.scorer_version,
             seq=0,

@@ -8,12 +8,13 @@ sampled.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from tracestore.graph.model import CompletionKey, Graph
 from tracestore.graph.tokens import is_ids_incomplete
+from tracestore.shards.candidates import Worth, is_tie
 from tracestore.shards.reasons import Reason
 from tracestore.tokens.render import has_recorded_ids
 from tracestore.wire.call import Call
@@ -52,8 +53,8 @@ class Masks:
         self._spec = spec
         self.of_episode = episode_reason(graph, spec)
         self.treatments = treatments(graph, spec)
-        self._paired = _paired(graph, self.treatments) if spec.objective == "preference" else None
-        self._rejected = _rejected(graph, self.treatments)
+        self._paired = _paired(graph, spec, self.treatments) if spec.objective == "preference" else None
+        self._rejected = _rejected(graph, spec, self.treatments)
         self._edits = _edit_reasons(graph)
         rules = (spec.policies, spec.policy_versions, spec.oldest_version)
         self.needs_logprobs = spec.objective == "rl"
@@ -251,12 +252,12 @@ def treatments(graph: Graph, spec: Spec) -> dict[str, Treatment]:
     selections = selections_of(graph)
     for set_id in graph.candidate_sets:
         named = [s.treatment for s in selections.get(set_id, ()) if s.treatment is not None]
-        chosen[set_id] = named[-1] if named else spec.candidates
+        chosen[set_id] = named[-1] if named else spec.treatment
     return chosen
 
 
-def _rejected(graph: Graph, chosen: Mapping[str, Treatment]) -> frozenset[CompletionKey]:
-    """Completions that an excluding set rejected and no other set selected."""
+def _rejected(graph: Graph, spec: Spec, chosen: Mapping[str, Treatment]) -> frozenset[CompletionKey]:
+    """Completions that a set which masks them rejected and no other set selected."""
     rejected: set[CompletionKey] = set()
     kept: set[CompletionKey] = set()
     selections = selections_of(graph)
@@ -269,22 +270,44 @@ def _rejected(graph: Graph, chosen: Mapping[str, Treatment]) -> frozenset[Comple
             keys = set(member_completions(graph, candidates, index))
             if index in selected:
                 kept |= keys
-            elif chosen[set_id] == "exclude":
+            elif spec.masks_rejected(chosen[set_id]):
                 rejected |= keys
     return frozenset(rejected - kept)
 
 
-def _paired(graph: Graph, chosen: Mapping[str, Treatment]) -> frozenset[CompletionKey]:
-    """Completions that are members of a set of which some were selected and some were not."""
+def _paired(graph: Graph, spec: Spec, chosen: Mapping[str, Treatment]) -> frozenset[CompletionKey]:
+    """Completions of the members of a set that make a pair: one was selected, the other was not, and nothing
+    says that they are equally good."""
     selections = selections_of(graph)
     paired: set[CompletionKey] = set()
     for set_id, candidates in graph.candidate_sets.items():
         selected = {index for selection in selections.get(set_id, ()) for index in selection.selected}
-        if chosen[set_id] == "exclude" or not selected or len(selected) == len(candidates.members):
+        if chosen[set_id] == "exclude":
             continue
-        for index in range(len(candidates.members)):
+        worth = _worths(graph, spec, candidates, selections.get(set_id, ()))
+        losers = [index for index in range(len(worth)) if index not in selected]
+        pairs = [(one, other) for one in selected for other in losers if not is_tie(worth[one], worth[other])]
+        for index in {member for pair in pairs for member in pair}:
             paired.update(member_completions(graph, candidates, index))
     return frozenset(paired)
+
+
+def _worths(
+    graph: Graph, spec: Spec, candidates: CandidateSet, selections: Sequence[CandidateSelection]
+) -> list[Worth]:
+    """Of each member: the last score that a selection gives it, else its own; and its rewards."""
+    scores = {one.member: one.score for selection in selections for one in selection.scores or ()}
+    terms: dict[int | None, list[float]] = defaultdict(list)
+    for reward in graph.rewards.values():
+        target = reward.target
+        is_of_set = target.finest == "candidate" and target.candidate_set_id == candidates.id
+        if is_of_set and (spec.rewards is None or reward.name in spec.rewards):
+            weight = spec.weight_of(reward)
+            terms[target.member].append(reward.value * (1.0 if weight is None else weight))
+    return [
+        (scores.get(index, member.score), sum(terms[index]) if index in terms else None)
+        for index, member in enumerate(candidates.members)
+    ]
 
 
 def member_completions(graph: Graph, candidates: CandidateSet, index: int) -> Iterator[CompletionKey]:

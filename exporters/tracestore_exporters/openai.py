@@ -1,12 +1,14 @@
 """Graph -> OpenAI's supervised fine-tuning lines: `{messages, tools?}`, one for each branch that teaches.
 
 A line is a branch of the episode, from its first message to its last answer that trains. Answers that train
-have `weight` 1 in the first line that holds them and 0 in all others, so each is trained once; so do the
-answers of other writers, failed calls, judges and rejected edits have 0, by the rules of objective `sft`.
+have `weight` 1 in the first line that holds them and 0 in all others, so each is trained once. What else is
+answered on a line has 0: whatever the spec, of objective `sft`, leaves out of shards (other writers, failed
+calls, judges, rejected edits and candidates, other splits).
 
 Contexts of any dialect become chat messages (`tracestore.tokens.messages`). Arguments of tool calls are
-objects written anew: their values are kept, white space is not. What these messages cannot say is counted as
-lost: reasoning, tools that are no functions, and whole lines (media, a tool call without an id).
+objects written anew: their values are kept, white space is not. Counted as lost are answers that do not
+train, by reason, and what these messages cannot say: reasoning, tools that are no functions, and whole lines
+(media, a tool call without an id).
 """
 
 from __future__ import annotations
@@ -19,48 +21,60 @@ from tracestore.graph.branches import Branch, branches
 from tracestore.graph.context import ContextMessage, answer_in_context, context
 from tracestore.graph.messages import Message, request_tools
 from tracestore.graph.model import CompletionKey, Graph
+from tracestore.shards.reasons import Reason
 from tracestore.tokens.messages import Reader, Said, TemplateMessage, Unrenderable, conversation
 from tracestore_exporters.masks import Masks
 from tracestore_exporters.spec import Spec
 from tracestore_exporters.writing import Report, encoded
 
 
-def examples(graph: Graph, *, report: Report) -> Iterator[dict[str, Any]]:
+def examples(graph: Graph, *, spec: Spec, report: Report) -> Iterator[dict[str, Any]]:
     """The lines of an episode.
 
     Args:
+        spec: of objective `sft`.
         report: is added to: `answer` (trained once) and `line` as written, what is lost by kind.
     """
-    return _Writer(graph, report).examples()
+    return _Writer(graph, spec, report).examples()
+
+
+def left_waiting(graph: Graph, *, report: Report) -> None:
+    """Count the answers of an episode whose group is open: their lines may still change."""
+    report.lost[_lost(Reason.GROUP_OPEN)] += len(graph.completions)
+
+
+def _lost(reason: Reason) -> str:
+    return f"answer: {reason.label}"
 
 
 class _Writer:
-    def __init__(self, graph: Graph, report: Report) -> None:
+    def __init__(self, graph: Graph, spec: Spec, report: Report) -> None:
         self._graph = graph
         self._report = report
         self._reader = Reader(None)
-        self._reasons = Masks(graph, Spec(objective="sft"))
+        self._reasons = Masks(graph, spec)
         self._taught: set[CompletionKey] = set()
 
     def examples(self) -> Iterator[dict[str, Any]]:
-        untold: set[CompletionKey] = set()
+        reasons = {key: self._reason(key) for key in self._graph.completions}
+        teaches = {key for key, reason in reasons.items() if reason is None}
+        self._report.lost.update(_lost(reason) for reason in reasons.values() if reason is not None)
         for branch in branches(self._graph):
-            new = [key for key in branch.completions if key not in self._taught and self._trains(key)]
+            new = [key for key in branch.completions if key in teaches and key not in self._taught]
             if not new:
                 continue
             try:
                 line = self._line(branch, frozenset(new))
             except Unrenderable as error:
                 self._report.lost[f"line: {error.why}"] += 1
-                untold.update(new)
                 continue
             self._taught.update(new)
             self._report.written.update({"line": 1, "answer": len(new)})
             yield line
-        self._report.lost["answer"] += len(untold - self._taught)
+        self._report.lost["answer"] += len(teaches - self._taught)
 
-    def _trains(self, key: CompletionKey) -> bool:
-        return key[0] in self._graph.calls and self._reasons.of_text(key) is None
+    def _reason(self, key: CompletionKey) -> Reason | None:
+        return self._reasons.of_text(key) if key[0] in self._graph.calls else Reason.CALL_INCOMPLETE
 
     def _line(self, branch: Branch, new: frozenset[CompletionKey]) -> dict[str, Any]:
         """

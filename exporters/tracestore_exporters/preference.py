@@ -1,9 +1,11 @@
 """A row -> preference pairs: what was selected against what was not, on the part in which they differ.
 
-Of each candidate set every selected member is paired with every rejected one. A member is a completion, or an
-agent with all that its one sample holds. The prompt is what both have in common, so the suffixes begin with
-the first token that differs; where one member is the beginning of the other, they share one token less, so
-that both have a suffix. Tokens that no model sampled (tool results) stand in a suffix outside its mask.
+Of each candidate set every selected member is paired with every rejected one, unless both are known to be
+equally good (by score, else by the rewards of the candidates): a choice between equals is no preference. A
+member is a completion, or an agent that sampled all of it, and all below it, in one sample. The prompt is
+what both have in common, so the suffixes begin with the first token that differs; where one member is the
+beginning of the other, they share one token less, so that both have a suffix. Tokens that no model sampled
+(tool results) stand in a suffix outside its mask.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from tracestore.shards.candidates import is_tie, member_completions, worth
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import CandidateSetEntry, MemberEntry, Row
 from tracestore.shards.views import flattened
@@ -54,16 +58,18 @@ def records(row: Row, options: flat.Options, left_out: Counter[str]) -> Iterator
         options: says nothing here: a pair has no advantage and no weight.
         left_out: told the sets and pairs that are in no record, by why.
     """
-    for entry in row.candidate_sets:
-        chosen = [one for one in entry.members if one.selected]
-        rejected = [one for one in entry.members if one.selected is False]
+    for index, entry in enumerate(row.candidate_sets):
+        chosen = [place for place, one in enumerate(entry.members) if one.selected]
+        rejected = [place for place, one in enumerate(entry.members) if one.selected is False]
         if not chosen or not rejected:
             left_out["sets_without_a_choice"] += 1
-        for winner in chosen:
-            for loser in rejected:
-                pair = _pair(row, winner, loser, left_out)
-                if pair is not None:
-                    yield _named(row, entry) | pair
+        for winner, loser in product(chosen, rejected):
+            if is_tie(worth(row, index, winner), worth(row, index, loser)):
+                left_out["ties"] += 1
+                continue
+            pair = _pair(row, entry.members[winner], entry.members[loser], left_out)
+            if pair is not None:
+                yield _named(row, entry) | pair
 
 
 def _named(row: Row, entry: CandidateSetEntry) -> dict[str, Any]:
@@ -101,22 +107,17 @@ def _pair(row: Row, winner: MemberEntry, loser: MemberEntry, left_out: Counter[s
 
 
 def _path(row: Row, member: MemberEntry) -> _Path | None:
-    """None: no sample holds the member, or an agent made several."""
-    if member.completion is not None:
-        holds = [i for i, one in enumerate(row.samples) if member.completion in one.completions]
-    else:
-        holds = [i for i, one in enumerate(row.samples) if one.agent == member.agent]
-        if len(holds) != 1:
-            return None
-    if not holds:
+    """None: no sample holds all of the member."""
+    own = member_completions(row, member)
+    # An answer of no tokens is in no sample, and nothing of a member is missing without it.
+    sampled = own & set(row.segments.completion.tolist())
+    holds = [index for index, one in enumerate(row.samples) if sampled <= set(one.completions)]
+    if not sampled or not holds:
         return None
     sample = flattened(row, holds[0])
-    end = len(sample.token_ids)
-    mask = (sample.reason == Reason.TRAINED) & (sample.completion >= 0)
-    if member.completion is not None:
-        own = sample.completion == member.completion
-        end = int(np.flatnonzero(own)[-1]) + 1
-        mask &= own
+    is_own = np.isin(sample.completion, list(sampled))
+    end = int(np.flatnonzero(is_own)[-1]) + 1
+    mask = (sample.reason == Reason.TRAINED) & is_own
     reads = flat.needs_blobs(flat.blobs_of(row, sample))
     return _Path(ids=sample.token_ids[:end], mask=mask[:end], needs_blobs=reads)
 

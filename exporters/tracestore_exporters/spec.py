@@ -24,6 +24,7 @@ from tracestore.shards.write import Compression
 from tracestore.wire.base import Nanoseconds
 from tracestore.wire.candidate_set import Treatment
 from tracestore.wire.episode import EpisodeStatus
+from tracestore.wire.reward import Reward
 
 AUXILIARY = ("judge", "verify", "title")
 """Purposes that are not trained unless the spec names them."""
@@ -86,9 +87,10 @@ class Spec(_Frozen):
     """Sets some tasks aside as eval: of episodes that name no split, or train."""
     statuses: tuple[EpisodeStatus, ...] = ("ok", "failed", "budget_exhausted", "timeout")
     """How an episode that trains may have ended; one without a status trains. infra_error never does."""
-    candidates: Treatment = "shared"
-    """Treatment of the candidate sets whose selection names none. `exclude` masks the rejected members; the
-    other treatments change credit, not masks."""
+    candidates: Treatment | None = None
+    """Treatment of the candidate sets whose selection names none; None: `exclude` for `sft`, else `shared`.
+    `exclude` masks the rejected members; the other treatments change credit, not masks, but for `sft`, where
+    nothing is credited and `shared` alone lets the rejected train."""
     ownership: Ownership = "train_once"
     """How often a token that several samples share counts, see `tracestore.shards.views.weights`."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -150,6 +152,20 @@ class Spec(_Frozen):
     def trains_purpose(self, purpose: str | None) -> bool:
         name = "act" if purpose is None else purpose
         return name in self.purposes if self.purposes is not None else name not in AUXILIARY
+
+    @property
+    def treatment(self) -> Treatment:
+        """Of the candidate sets whose selection names none."""
+        return self.candidates or ("exclude" if self.objective == "sft" else "shared")
+
+    def masks_rejected(self, treatment: Treatment) -> bool:
+        """Whether the rejected members of a set with this treatment do not train."""
+        return treatment == "exclude" or (self.objective == "sft" and treatment != "shared")
+
+    def weight_of(self, reward: Reward) -> float | None:
+        """Of a reward that is carried: the spec's, else the recorded one; None: unknown."""
+        stated = None if self.rewards is None else self.rewards[reward.name]
+        return reward.weight if stated is None else stated
 
     @property
     def oldest_version(self) -> int | None:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import factories as make
 from tests.exporters.memory import MemorySource
 from tests.exporters.stores import all_scenarios
 from tests.train.exports import export_of
@@ -24,10 +25,11 @@ from tracestore.cli.convert import TARGETS as TARGETS_OF_THE_VERB
 from tracestore.cli.main import main
 from tracestore.shards.read import Export, open_export
 from tracestore.shards.reasons import Reason
-from tracestore.shards.row import BlobEntry, PolicyRun, Row
+from tracestore.shards.row import BlobEntry, PolicyRun, RewardEntry, Row
 from tracestore.shards.views import flat_samples
 from tracestore.train.credit import advantages
 from tracestore.train.credit.base import Advantages, Context, combine
+from tracestore.wire.events import AnyEvent
 from tracestore_exporters import flat, preference
 from tracestore_exporters.convert import TARGETS, CreditNotCarried, _batch, convert
 from tracestore_exporters.export import NotEmpty, export
@@ -298,6 +300,90 @@ def test_a_pair_of_which_one_begins_the_other_keeps_a_suffix_for_both() -> None:
     [pair] = preference.records(made, flat.Options(), left_out)
     assert [pair[n].tolist() for n in ("prompt_ids", "chosen_ids", "rejected_ids")] == [[1, 2], [3], [3, 4]]
     assert left_out == {"pairs_of_equal_tokens": 1}
+
+
+@pytest.mark.parametrize("by_rewards", [False, True])
+def test_a_tie_is_no_pair_and_counted(by_rewards: bool) -> None:
+    scores = [None] * 3 if by_rewards else [0.5, 0.5, 0.1]
+    made = row(
+        [(-1, [1, 2], -1), (0, [3], 0), (0, [4], 1), (0, [5], 2)],
+        [(0, [0, 1], [0]), (0, [0, 2], [1]), (0, [0, 3], [2])],
+        candidate_sets=[candidates("pairs", scores)],
+    )
+    if by_rewards:  # 1 * .5 for the first two, 1 * .1 for the third
+        some = zip((0.5, 0.5, 0.1), range(3), strict=True)
+        made = replace(made, rewards=tuple(of_candidate(weight, member) for weight, member in some))
+    left_out: Counter[str] = Counter()
+    [pair] = preference.records(made, flat.Options(), left_out)
+    assert (pair["chosen_ids"].tolist(), pair["rejected_ids"].tolist()) == ([3], [5])
+    assert left_out == {"ties": 1}
+
+
+def of_candidate(weight: float, member: int) -> RewardEntry:
+    named = {"target": "candidate", "episode": 0, "candidate_set": 0, "member": member}
+    said = {"reward_id": f"r{member}", "name": "n", "value": 1.0, "weight": weight, "seq": member}
+    empty = dict.fromkeys(name for name in RewardEntry.__dataclass_fields__)
+    return RewardEntry(**{**empty, **named, **said})
+
+
+def agents(*more: AnyEvent, selected: int = 0) -> list[AnyEvent]:
+    """Two agents that a set compares, each with two calls that read on."""
+    names = ("try0", "try1")
+    made: list[AnyEvent] = [make.episode(), make.agent("main")]
+    for n, name in enumerate(names):
+        first = make.call(
+            f"{name}a", None, make.answer(None, ids=[4 + n]), prompt_ids=[1], agent=name, ordinal=0
+        )
+        reads = [1, 4 + n, 9]
+        second = make.answer(None, ids=[6 + n])
+        later = make.call(
+            f"{name}b", None, second, prompt_ids=reads, agent=name, ordinal=1, parent=f"{name}a"
+        )
+        made += [make.agent(name, parent_agent_id="main"), first, later]
+    chosen = [
+        make.candidate_set("set", *(make.member(agent=one) for one in names)),
+        make.selection("s", "set", selected),
+    ]
+    return [*made, *chosen, *more]
+
+
+def pairs_of(*events: AnyEvent, folder: Path) -> tuple[list[dict[str, Any]], Counter[str]]:
+    export(MemorySource(events), "p", folder / "x", Spec(objective="preference"))
+    [one] = open_export(folder / "x").rows()
+    left_out: Counter[str] = Counter()
+    return list(preference.records(one, flat.Options(), left_out)), left_out
+
+
+def test_agents_are_compared_by_all_that_their_one_sample_holds(tmp_path: Path) -> None:
+    [pair], left_out = pairs_of(*agents(selected=1), folder=tmp_path)
+    assert pair["prompt_ids"].tolist() == [1]
+    assert (pair["chosen_ids"].tolist(), pair["rejected_ids"].tolist()) == ([5, 9, 7], [4, 9, 6])
+    assert pair["chosen_mask"].tolist() == pair["rejected_mask"].tolist() == [True, False, True]
+    assert not left_out
+
+
+def test_an_agent_that_had_help_is_more_than_one_sample(tmp_path: Path) -> None:
+    under = make.agent("under", parent_agent_id="try0")
+    helps = make.call("help", None, make.answer(None, ids=[8]), prompt_ids=[2], agent="under")
+    made, left_out = pairs_of(*agents(under, helps), folder=tmp_path)
+    assert (made, left_out) == ([], {"pairs_of_no_single_sample": 1})
+
+
+@pytest.mark.parametrize("objective", ["rl", "preference"])
+def test_labels_never_imitate_a_rejected_candidate_of_an_export_with_another_objective(
+    objective: Any, tmp_path: Path
+) -> None:
+    export(MemorySource(agents()), "p", tmp_path / "x", Spec(objective=objective))
+    done = convert(open_export(tmp_path / "x"), tmp_path / "sft", to="sft")
+    [record] = loaded(tmp_path / "sft")
+    assert record == {"input_ids": [1, 4, 9, 6], "labels": [-100, 4, -100, 6]}
+    assert done.left_out == {"rejected_candidates": 2, "nothing_trains": 1}
+
+
+def test_an_export_for_imitation_is_labelled_as_its_mask_says(tmp_path: Path) -> None:
+    export(MemorySource(agents()), "p", tmp_path / "x", Spec(objective="sft", candidates="shared"))
+    done = convert(open_export(tmp_path / "x"), tmp_path / "sft", to="sft")
+    assert (done.records, done.trained_tokens, done.left_out) == (2, 4, {})
 
 
 def test_a_pair_that_looks_at_an_image_is_left_out_and_counted() -> None:

@@ -323,6 +323,58 @@ def test_every_other_treatment_leaves_the_rejected_to_credit(treatment: Any) -> 
     assert row.candidate_sets[0].treatment == treatment
 
 
+def test_imitation_trains_no_rejected_candidate_unless_it_is_told_to() -> None:
+    """A label has no sign, so a treatment that gives the rejected another credit leaves them out."""
+    sft = [
+        planned(candidates(1), spec=Spec(objective="sft", candidates=treatment))
+        for treatment in (None, "exclude", "negative", "runner_up", "pairs")
+    ]
+    assert [row.num_trained for row in sft] == [1] * 5
+    assert {row.candidate_sets[0].treatment for row in sft[:2]} == {"exclude"}
+    assert [row.candidate_sets[0].treatment for row in sft[2:]] == ["negative", "runner_up", "pairs"]
+    assert planned(candidates(1), spec=Spec(objective="sft", candidates="shared")).num_trained == 3
+    assert planned(candidates(1, treatment="negative"), spec=Spec(objective="sft")).num_trained == 1
+    assert planned(candidates(1), spec=Spec(objective="preference")).num_trained == 3
+
+
+@pytest.mark.parametrize(
+    ("scores", "rewards", "expected"),
+    [
+        ((0.5, 0.5, 0.1), None, ["not_paired", "not_paired"]),  # p1 is selected, p0 is as good
+        ((0.5, 0.5, 0.1), (1, 0), ["not_paired", "not_paired"]),  # scores say it first
+        ((0.1, 0.5, 0.1), (1, 1), ["trained", "trained"]),
+        ((None, None, None), (1, 1), ["not_paired", "not_paired"]),
+        ((None, 0.5, None), (1, 1), ["not_paired", "not_paired"]),
+        ((None, None, None), (0, 1), ["trained", "trained"]),
+        ((None, None, None), None, ["trained", "trained"]),  # the choice is all that is known
+    ],
+)
+def test_equally_good_candidates_are_no_pair(
+    scores: tuple[float | None, ...], rewards: tuple[float, float] | None, expected: list[str], tmp_path: Path
+) -> None:
+    calls = candidates(1)[:2]
+    members = [make.member(f"p{n}", score=scores[n]) for n in range(2)]
+    graded = [
+        make.reward(f"r{n}{part}", value * share, candidate_set_id="set1", member=n)
+        for n, value in enumerate(rewards or ())
+        for part, share in enumerate((0.25, 0.75))
+    ]
+    events = [*calls, make.candidate_set("set1", *members), make.selection("s", "set1", 1), *graded]
+    row = planned(events, spec=Spec(objective="preference"))
+    assert [reasons(row)[name] for name in ("p0", "p1")] == [[one] for one in expected]
+    source = MemorySource(events)
+    export(source, "p", tmp_path / "out", Spec(objective="preference"))
+    assert verify_export(source, "p", tmp_path / "out").findings == []
+
+
+def test_a_candidate_that_ties_with_one_and_not_with_another_is_in_a_pair() -> None:
+    calls = candidates(1)[:3]
+    members = [make.member(f"p{n}", score=score) for n, score in enumerate((0.5, 0.5, 0.1))]
+    events = [*calls, make.candidate_set("set1", *members), make.selection("s", "set1", 1)]
+    found = reasons(planned(events, spec=Spec(objective="preference")))
+    assert found == {"p0": ["not_paired"], "p1": ["trained"], "p2": ["trained"]}
+
+
 def test_the_selections_own_treatment_beats_the_specs() -> None:
     assert planned(candidates(1, treatment="exclude")).num_trained == 1
     kept = planned(candidates(1, treatment="shared"), spec=Spec(candidates="exclude"))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import TypeAdapter
 
@@ -13,8 +14,9 @@ from tests.exporters.stores import grouped, stored
 from tests.scenarios import SCENARIOS
 from tracestore.graph.build import build
 from tracestore.wire.events import AnyEvent
-from tracestore_exporters.interchange import write_episodes
+from tracestore_exporters.interchange import SpecNotFollowed, write_episodes
 from tracestore_exporters.openai import examples
+from tracestore_exporters.spec import Spec, Validation
 from tracestore_exporters.writing import Report
 
 _MESSAGES = TypeAdapter(list[ChatCompletionMessageParam])
@@ -22,9 +24,10 @@ _TOOLS = TypeAdapter(list[ChatCompletionToolParam])
 _FIELDS = {"role", "content", "tool_calls", "tool_call_id", "weight"}
 
 
-def lines(*events: AnyEvent, report: Report | None = None) -> list[dict[str, Any]]:
+def lines(*events: AnyEvent, report: Report | None = None, **spec: Any) -> list[dict[str, Any]]:
     """Of one episode, each checked against the types of OpenAI's own package."""
-    made = list(examples(build(events), report=report or Report()))
+    stated = Spec(**{"objective": "sft", **spec})
+    made = list(examples(build(events), spec=stated, report=report or Report()))
     for line in made:
         _MESSAGES.validate_python(line["messages"])
         _TOOLS.validate_python(line.get("tools", []))
@@ -132,6 +135,76 @@ def test_a_line_that_chat_messages_cannot_say_is_counted_with_its_answers() -> N
     assert report.facts()["lost"] == {"answer": 1, "line: media": 1}
 
 
+def two_answers(*more: AnyEvent, **of_episode: Any) -> list[AnyEvent]:
+    """Of one call, the second chosen."""
+    both = make.call("c0", turns("a"), make.answer(make.assistant("b0")), make.answer(make.assistant("b1")))
+    members = make.candidate_set("set", make.member("c0", 0), make.member("c0", 1))
+    return [make.episode(**of_episode), both, members, make.selection("s", "set", 1), *more]
+
+
+def test_a_rejected_candidate_is_not_taught(tmp_path: Path) -> None:
+    report = Report()
+    assert [weights(line) for line in lines(*two_answers(), report=report)] == [[("b1", 1)]]
+    assert report.facts()["lost"] == {"answer: candidate_excluded": 1}
+    both = lines(*two_answers(), candidates="shared")
+    assert sorted(weights(line) for line in both) == [[("b0", 1)], [("b1", 1)]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "of_episode", "reason"),
+    [
+        ({"statuses": ("ok",)}, {"status": "failed"}, "episode_excluded"),
+        ({}, {"split": "eval"}, "split"),
+        ({"validation": Validation(share=0.999)}, {"task_id": "t"}, "split"),
+        ({"started_from": 5}, {"started_at": 4}, "time"),
+        ({"models": ("n",)}, {}, "other_policy"),
+        ({"roles": ("main",)}, {}, "role"),
+        ({"purposes": ("summarize",)}, {}, "purpose"),
+    ],
+)
+def test_what_the_spec_leaves_out_of_the_shards_is_not_taught_and_counted(
+    spec: dict[str, Any], of_episode: dict[str, Any], reason: str
+) -> None:
+    report = Report()
+    events = [make.episode(**of_episode), make.call("c0", turns("a"), "b", model="m")]
+    assert lines(*events, report=report, **spec) == []
+    assert report.facts() == {"written": {}, "carried": {}, "lost": {f"answer: {reason}": 1}}
+
+
+def test_a_group_that_is_open_or_not_of_the_spec_is_not_taught(tmp_path: Path) -> None:
+    events = [
+        *(make.episode("e0", phase="start"), make.call("c0", turns("a"), "b", episode="e0")),
+        *(make.episode("e1"), make.call("c1", turns("a"), "c", episode="e1")),
+        *(make.episode("e2"), make.call("c2", turns("a"), "d", episode="e2")),
+    ]
+    with stored(tmp_path, events) as store:
+        spec = Spec(objective="sft", groups=("e0", "e1"))
+        episodes, report = write_episodes(store, "p", tmp_path / "out", format="openai", spec=spec)
+    assert episodes == 2
+    assert report.facts() == {
+        "written": {"answer": 1, "line": 1},
+        "carried": {},
+        "lost": {"answer: group_open": 1},
+    }
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["e1.openai.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"objective": "preference"},
+        {"objective": "sft", "max_tokens": 9},
+        {"objective": "sft", "ownership": "tree_mean"},
+        {"objective": "sft", "render": True},
+    ],
+)
+def test_a_spec_that_lines_of_text_cannot_follow_is_refused(spec: dict[str, Any], tmp_path: Path) -> None:
+    with stored(tmp_path, two_answers()) as store, pytest.raises(SpecNotFollowed):
+        write_episodes(store, "p", tmp_path / "out", format="openai", spec=Spec(**spec))
+    assert not (tmp_path / "out").exists()
+
+
 def test_delta_calls_have_the_context_and_the_tools_of_their_ancestors() -> None:
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     made = lines(
@@ -155,4 +228,6 @@ def test_every_scenario_has_a_file_of_lines_and_no_answer_trains_twice(tmp_path:
     trained = sum(weight for line in made for _, weight in weights(line))
     assert trained == report.written["answer"]
     sampled = sum(len(one.completions or ()) for one in events if one.kind == "call")
-    assert report.written["answer"] + report.lost["answer"] == sampled
+    not_taught = sum(number for what, number in report.lost.items() if what.startswith("answer"))
+    assert report.written["answer"] + not_taught == sampled
+    assert report.lost["answer: candidate_excluded"] > 0

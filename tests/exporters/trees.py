@@ -108,10 +108,15 @@ def _judged(draw: st.DrawFn, tree: Tree, name: str) -> None:
     if len(answered) < 2 or not draw(st.booleans()):
         return
     keys = draw(st.lists(st.sampled_from(answered), min_size=2, max_size=3, unique=True))
-    members = [make.member(*key, score=number / 2) for number, key in enumerate(keys)]
+    scores = [draw(st.sampled_from([None, 0.5, number / 2])) for number in range(len(keys))]
+    members = [make.member(*key, score=score) for key, score in zip(keys, scores, strict=True)]
     if draw(st.integers(0, 3)) == 0:
         members[0] = make.member(agent=f"{name}-sub", score=0.0)
     main = f"{name}-main"
+    for number in range(draw(st.integers(0, 2))):
+        of_member = {"candidate_set_id": f"{name}-set", "member": number}
+        value = draw(st.sampled_from([0.0, 1.0]))
+        tree.events.append(make.reward(f"{name}-r{number}", value, episode=name, **of_member))
     tree.events.append(make.candidate_set(f"{name}-set", *members, episode=name, agent=main))
     chosen = draw(st.lists(st.integers(0, len(members)), max_size=2, unique=True))
     treatment = draw(st.sampled_from([None, "exclude", "negative"]))

@@ -29,7 +29,7 @@ from tracestore_exporters.spec import Spec, Validation
 from tracestore_exporters.verify import verify_export
 
 _ANY: dict[str, st.SearchStrategy[Any]] = {
-    "candidates": st.sampled_from(["shared", "exclude"]),
+    "candidates": st.sampled_from([None, "shared", "exclude", "negative"]),
     "purposes": st.sampled_from([None, ("act",)]),
     "roles": st.sampled_from([None, None, ("main",)]),
     "validation": st.sampled_from([None, Validation(share=0.5), Validation(share=0.5, salt="other")]),

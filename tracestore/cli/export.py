@@ -57,7 +57,9 @@ def add_parser(subparsers: Subparsers) -> None:
         " OpenAI's fine-tuning",
     )
     parser.add_argument(
-        "--spec", metavar="FILE", help="JSON or YAML file that says what is trained (default: rl)"
+        "--spec",
+        metavar="FILE",
+        help="JSON or YAML file that says what is trained (default: rl; with --format openai sft)",
     )
     parser.add_argument("--objective", choices=("rl", "sft", "preference"), help="instead of the spec's")
     parser.add_argument(
@@ -184,12 +186,14 @@ def register_made(store: Store, manifest: Manifest, args: argparse.Namespace, *,
 
 
 def _run_interchange(args: argparse.Namespace) -> int:
-    """Every episode in a format of others: nothing is trained there, so nothing of a spec applies."""
+    """Every episode in a format of others, by what of a spec it can follow."""
     from tracestore_exporters.interchange import write_episodes
 
-    for flag in ("spec", "objective", "render", "tokenizer", "template", "workers", "engine"):
+    unused = ("render", "tokenizer", "template", "workers", "engine")
+    for flag in unused if args.format == "openai" else ("objective", *unused):
         if getattr(args, flag):
-            raise UsageError(flag=f"--{flag}", hint=f"belongs to shards; --format {args.format} has no spec")
+            raise UsageError(flag=f"--{flag}", hint=f"belongs to shards, and not to --format {args.format}")
+    spec = _spec(args) if args.spec or args.objective else None
     with opened_store(args, create=False) as store:
         require_project(store, args)
         with progress("export", args=args) as show:
@@ -198,6 +202,7 @@ def _run_interchange(args: argparse.Namespace) -> int:
                 args.project,
                 args.out,
                 format=args.format,
+                spec=spec,
                 snapshot=args.snapshot,
                 progress=_advances(show),
             )

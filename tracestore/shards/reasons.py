@@ -32,7 +32,7 @@ class Reason(IntEnum):
     INFERENCE_ONLY = 9
     """The episode was recorded for reading."""
     CANDIDATE_EXCLUDED = 10
-    """A rejected candidate of a set whose treatment is `exclude`."""
+    """A rejected candidate of a set whose treatment is `exclude`; for `sft` of any that is not `shared`."""
     IDS_INCOMPLETE = 11
     """The ids are not all of it: fewer or more than the usage says, or the prompt's ids are unknown."""
     LOGPROB_INVALID = 12
@@ -60,7 +60,8 @@ class Reason(IntEnum):
     ROLE = 23
     """The agent has no role of the spec."""
     NOT_PAIRED = 24
-    """`preference` only: no candidate of a set of which some were selected and some were not."""
+    """`preference` only: no candidate of which one on the other side of the choice is not known to be equally
+    good."""
 
     @property
     def label(self) -> str:

@@ -23,7 +23,8 @@ from dataclasses import replace
 from functools import partial
 
 from tracestore.errors import TracestoreError
-from tracestore.shards.row import CandidateSetEntry, MemberEntry, Row
+from tracestore.shards.candidates import member_completions
+from tracestore.shards.row import CandidateSetEntry, Row
 from tracestore.train.credit.base import Advantages, finite
 
 
@@ -51,7 +52,7 @@ def treat(row: Row, advantages: Advantages) -> Advantages:
         if entry.treatment in ("shared", "exclude"):
             continue
         for member, value in zip(entry.members, _member_advantages(entry), strict=True):
-            own = _completions(row, member)
+            own = member_completions(row, member)
             values.update({pair: value for pair in pairs if pair[1] in own})
     return replace(advantages, values=values)
 
@@ -92,29 +93,3 @@ def _runner_up(entry: CandidateSetEntry, scores: Sequence[float]) -> list[float]
     [winner] = selected
     best_other = max(score for index, score in enumerate(scores) if index != winner)
     return [score - best_other if index == winner else 0.0 for index, score in enumerate(scores)]
-
-
-def _completions(row: Row, member: MemberEntry) -> set[int]:
-    """Completions that are the member: its own one, or all that its agent and those below it sampled."""
-    if member.completion is not None:
-        return {member.completion}
-    below = set() if member.agent is None else _agents_from(row, member.agent)
-    return {
-        index for index, completion in enumerate(row.completions) if row.calls[completion.call].agent in below
-    }
-
-
-def _agents_from(row: Row, top: int) -> set[int]:
-    """An agent and all agents below it."""
-    children: dict[int, list[int]] = {}
-    for index, agent in enumerate(row.agents):
-        if agent.parent is not None:
-            children.setdefault(agent.parent, []).append(index)
-    below: set[int] = set()
-    waiting = [top]
-    while waiting:
-        agent_index = waiting.pop()
-        if agent_index not in below:
-            below.add(agent_index)
-            waiting.extend(children.get(agent_index, ()))
-    return below
