@@ -109,6 +109,9 @@ def exported(graphs: Sequence[Graph], rows: Sequence[Row]) -> Tally:
     for reason in np.flatnonzero(counts).tolist():
         if reason != Reason.TRAINED:
             tally.excluded[label_of(reason)] += int(counts[reason])
+    withheld = num_withheld(graphs)
+    if withheld:
+        tally.excluded[Reason.REDACTED.label] += withheld
     # A completion whose call never came has no place in a row: what it answered is unknown.
     stray = sum(
         len(completion.token_ids)
@@ -119,6 +122,11 @@ def exported(graphs: Sequence[Graph], rows: Sequence[Row]) -> Tally:
     if stray:
         tally.excluded[Reason.CALL_INCOMPLETE.label] += stray
     return tally
+
+
+def num_withheld(graphs: Iterable[Graph]) -> int:
+    """Sampled tokens that are in no row, since a rule of the spec took them out."""
+    return sum(len(graph.completions[key].token_ids or ()) for graph in graphs for key in graph.withheld)
 
 
 def still_open(graphs: Iterable[Graph]) -> Tally:

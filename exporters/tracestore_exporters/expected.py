@@ -41,13 +41,15 @@ class Expected:
 
 
 def expected_of_group(graphs: Mapping[str, Graph], spec: Spec) -> dict[tuple[str, str, int], Expected]:
-    """Every placeable completion of a group: those with ids whose call is recorded."""
+    """Every placeable completion of a group: those with ids whose call is recorded, but those withheld."""
     found: dict[tuple[str, str, int], Expected] = {}
     for episode_id, graph in graphs.items():
         rules = _Rules(graph, spec)
         overruled = _media_reasons(graph, spec, episode_id)
         for key, completion in graph.completions.items():
             if completion.token_ids is None or len(completion.token_ids) == 0 or key[0] not in graph.calls:
+                continue
+            if key in graph.withheld:
                 continue
             prompt = prompt_ids(graph, key[0])
             reason = overruled.get(key)

@@ -11,6 +11,7 @@ from tracestore.errors import TracestoreError
 from tracestore.graph.model import Graph
 from tracestore_exporters import atif, openai, otlp
 from tracestore_exporters.export import BeyondLatest, GroupLike, Progress, group_info, groups_of
+from tracestore_exporters.redaction import redacted_text
 from tracestore_exporters.rendering import Source
 from tracestore_exporters.spec import Spec
 from tracestore_exporters.staging import staged_folder
@@ -18,7 +19,7 @@ from tracestore_exporters.writing import Report, encoded
 
 Format = Literal["atif", "otlp", "openai"]
 _SUFFIX: dict[Format, str] = {"atif": "atif.json", "otlp": "otlp.json", "openai": "openai.jsonl"}
-_EVERYWHERE = frozenset({"groups"})
+_EVERYWHERE = ("groups", "redaction")
 """Fields of a spec that hold for every format."""
 _OF_TOKENS = ("max_tokens", "ownership", "render", "render_for_rl", "keep_recorded")
 """Fields that say something of tokens, which lines of text do not have."""
@@ -85,7 +86,7 @@ def _require_followed(spec: Spec, format: Format) -> None:  # noqa: A002
         hint = "export shards, and `tracestore convert --to sft`"
     else:
         wrong = [name for name in names if name not in _EVERYWHERE]
-        hint = f"nothing trains there; of a spec it follows {', '.join(sorted(_EVERYWHERE))}"
+        hint = f"nothing trains there; of a spec it follows {', '.join(_EVERYWHERE)}"
     if wrong:
         raise SpecNotFollowed(format=format, fields=wrong, hint=hint)
 
@@ -107,6 +108,8 @@ def _texts(
         is_open = group_info(graphs, project=project, group=group) is None
     for episode_id in ids:
         graph = store.load_graph(project, episode_id, snapshot=at)
+        if spec.redaction is not None:
+            graph = redacted_text(graph, spec.redaction, report.lost)
         if is_open:
             openai.left_waiting(graph, report=report)
             yield episode_id, b""

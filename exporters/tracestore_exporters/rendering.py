@@ -1,8 +1,8 @@
-"""Store -> graphs, with the ids of a chat template where an export asks for them.
+"""Store -> graphs as an export reads them: redacted, and with the ids of a chat template, where it asks so.
 
-The rules of such an export stand in `spec` (`render`, `render_for_rl`, `keep_recorded`), those of rendering
-in `tracestore.tokens.render`. Exporter and `verify` read their graphs through here, so that both see the
-same ids.
+The rules of such an export stand in `spec` (`render`, `render_for_rl`, `keep_recorded`, `redaction`), those
+of rendering in `tracestore.tokens.render`, those of redaction in `redaction`. Exporter and `verify` read
+their graphs through here, so that both see the same ids.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tracestore.errors import TracestoreError
 from tracestore.graph.model import Graph
 from tracestore.shards.manifest import Manifest
+from tracestore.store.rules import Rule
 from tracestore.tokens.render import rendered
+from tracestore_exporters.redaction import redacted
 from tracestore_exporters.spec import Spec
 
 if TYPE_CHECKING:
@@ -86,6 +88,36 @@ class RenderedSource:
         return self.store.tombstones(project, snapshot=snapshot)
 
 
+@dataclass(frozen=True, slots=True)
+class RedactedSource:
+    """A store whose graphs are without what the rules name. A rule looks into every text: all are read."""
+
+    store: Source
+    rules: tuple[Rule, ...]
+
+    def snapshot(self, project: str) -> int:
+        return self.store.snapshot(project)
+
+    def groups(self, project: str, *, snapshot: int | None = None) -> Iterable[Any]:
+        return self.store.groups(project, snapshot=snapshot)
+
+    def load_graph(self, project: str, episode_id: str, *, snapshot: int | None = None) -> Graph:
+        return redacted(self.store.load_graph(project, episode_id, snapshot=snapshot), self.rules)
+
+    def training_graphs(
+        self, project: str, episode_ids: Sequence[str], *, snapshot: int | None = None
+    ) -> list[Graph]:
+        return [self.load_graph(project, episode_id, snapshot=snapshot) for episode_id in episode_ids]
+
+    def tombstones(self, project: str, *, snapshot: int) -> tuple[dict[str, Any], ...]:
+        return self.store.tombstones(project, snapshot=snapshot)
+
+
+def redacting(store: Source, spec: Spec) -> Source:
+    """The store as it is, or without what the spec's rules name."""
+    return store if spec.redaction is None else RedactedSource(store, spec.redaction)
+
+
 def source_of(store: Source, spec: Spec, chat: Chat | None) -> Source:
     """The store as an export with this spec reads it.
 
@@ -93,6 +125,7 @@ def source_of(store: Source, spec: Spec, chat: Chat | None) -> Source:
         NoTokenizer, NothingToRender: spec and tokenizer do not go together.
         RenderedForRl: the objective is `rl` and the spec does not insist.
     """
+    store = redacting(store, spec)
     if not spec.render:
         if chat is not None:
             raise NothingToRender(hint="--render asks for it")
@@ -113,6 +146,7 @@ def source_of_export(store: Source, manifest: Manifest, spec: Spec, chat: Chat |
         NoTokenizer: it was rendered, and nothing to render it again with is given.
         OtherTokenizer: with something else than what is given.
     """
+    store = redacting(store, spec)
     if not spec.render:
         return store
     if chat is None:

@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 from tracestore.errors import TracestoreError
 from tracestore.shards.views import Ownership
 from tracestore.shards.write import Compression
+from tracestore.store.rules import Rule
 from tracestore.wire.base import Nanoseconds
 from tracestore.wire.candidate_set import Treatment
 from tracestore.wire.episode import EpisodeStatus
@@ -108,6 +109,9 @@ class Spec(_Frozen):
     rewards: dict[str, float | None] | None = None
     """Names of the rewards to carry, each with its weight in the composed reward (null: as recorded); None:
     all, as recorded. A list of names is all of these as recorded."""
+    redaction: tuple[Rule, ...] | None = None
+    """Rules that take text out of what is written, those of the store (`tracestore.store.rules`). A
+    completion whose ids, or those before it, spell what they name is in no shard."""
     max_row_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
     """A group whose tokens take more is cut into parts, by episode; an episode is never cut."""
     shard_rows: Annotated[int, Field(ge=1)] = 64
@@ -140,6 +144,11 @@ class Spec(_Frozen):
         if first is not None and end is not None and first >= end:
             problem = f"no episode starts in [{first}, {end}): started_from comes before started_before"
             raise ValueError(problem)
+        rules = [rule.name for rule in self.redaction or ()]
+        if len(set(rules)) < len(rules):
+            raise ValueError(
+                "two rules of redaction have one name: each needs its own, to tell them apart later"
+            )
         if self.objective != "rl":
             named = ("policies", "policy_versions", "current_version")
             wrong = [name for name in named if getattr(self, name) is not None]

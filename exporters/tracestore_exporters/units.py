@@ -95,7 +95,7 @@ def _units_of(graph: Graph, episode: int) -> Iterator[Unit]:
         shared: tuple[Any, ...] | None = None
         for key in graph.completions_of(call_id):
             body = graph.completions[key]
-            if body.token_ids is None or len(body.token_ids) == 0:
+            if body.token_ids is None or len(body.token_ids) == 0 or key in graph.withheld:
                 continue
             if shared is None:
                 prompt = prompt_run(graph, call_id)

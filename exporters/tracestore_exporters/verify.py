@@ -29,7 +29,7 @@ from tracestore.shards.row import Row, Sample
 from tracestore.shards.views import BrokenForest, check_forest
 from tracestore.shards.write import file_sha256
 from tracestore.store.store import Store
-from tracestore_exporters.conservation import recorded
+from tracestore_exporters.conservation import num_withheld, recorded
 from tracestore_exporters.expected import Expected, expected_of_group
 from tracestore_exporters.export import GroupLike, group_info, groups_of
 from tracestore_exporters.follow import SeenSource, late_of, unwritten
@@ -330,7 +330,9 @@ class _Check:
             for value, count in zip(values.tolist(), counts.tolist(), strict=True):
                 if value != Reason.TRAINED:
                     self._excluded[label_of(value)] += count
-        stray = _sampled(graphs) - sum(len(one.ids) for one in expected.values())
+        withheld = num_withheld(graphs.values())
+        self._add(withheld, Reason.REDACTED)
+        stray = _sampled(graphs) - withheld - sum(len(one.ids) for one in expected.values())
         self._add(stray, Reason.CALL_INCOMPLETE)
         self._count_answers(graphs)
 

@@ -208,6 +208,23 @@ def test_export_writes_episodes_in_a_format_of_others(
     assert report["lost"] == {}
 
 
+def test_a_format_of_others_follows_the_groups_and_the_redaction_of_a_spec(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_store(url) as store:
+        [first, *_] = [id_ for group in store.groups("p") for id_ in group.episode_ids]
+    (tmp_path / "spec.json").write_text(
+        json.dumps({"groups": [first], "redaction": [{"name": "all", "path": "**.content"}]})
+    )
+    argv = ["--db", url, "--project", "p", "--out", str(tmp_path / "out"), "--json"]
+    assert run("export", "--format", "atif", *argv, "--spec", str(tmp_path / "spec.json")) == 0
+    report = last_json(capsys)
+    assert report["episodes"] == 1
+    assert report["lost"]["redacted text"] > 0
+    [file] = (tmp_path / "out").iterdir()
+    assert "[redacted:all]" in file.read_text()
+
+
 @pytest.mark.parametrize("argv", [["--objective", "sft"], ["--tokenizer", "smollm2"]])
 def test_a_format_of_others_has_no_spec(url: str, tmp_path: Path, argv: Sequence[str]) -> None:
     with pytest.raises(UsageError, match="belongs to shards"):

@@ -7,7 +7,7 @@ import pytest
 from tracestore_exporters.spec import BadSpec, Spec, Validation, read_spec
 
 _OF_RUNS = ["policies", "policy_versions", "models", "purposes", "roles"]
-LISTS = ["groups", *_OF_RUNS, "splits", "statuses", "rewards"]
+LISTS = ["groups", *_OF_RUNS, "splits", "statuses", "redaction", "rewards"]
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
 
 
@@ -57,6 +57,8 @@ def test_about_a_share_of_the_tasks_is_set_aside_and_the_same_ones_each_time() -
         ('{"objective": "sft", "policies": ["p"]}', "policies says nothing for objective sft"),
         ('{"models": ["m"]}', "models says nothing for objective rl"),
         ('{"rewards": {}}', "rewards names nothing: leave it out"),
+        ('{"redaction": [{"name": "a"}]}', "redaction.0: Value error, name a path, a pattern, or both"),
+        ('{"redaction": [{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]}', "have one name"),
         ('{"validation": {"share": 1}}', "validation.share: Input should be less than 1"),
         ("{", "Invalid JSON"),
     ],

@@ -21,6 +21,7 @@ from tracestore.shards.manifest import Manifest
 from tracestore.shards.read import open_export
 from tracestore.shards.reasons import Reason
 from tracestore.shards.views import flat_samples
+from tracestore.store.rules import Rule
 from tracestore.store.store import Store
 from tracestore.wire.call import Call
 from tracestore.wire.events import AnyEvent
@@ -40,6 +41,7 @@ _ANY: dict[str, st.SearchStrategy[Any]] = {
     "ownership": st.sampled_from(["train_once", "tree_mean"]),
     "max_row_bytes": st.sampled_from([2**28, 60]),
     "shard_rows": st.sampled_from([1, 64]),
+    "redaction": st.sampled_from([None, None, None, (Rule(name="w", pattern="go"),)]),
 }
 _RL = st.fixed_dictionaries(
     {

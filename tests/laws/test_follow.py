@@ -21,6 +21,7 @@ from tracestore.shards.batch import content_hash, to_batch
 from tracestore.shards.files import Folder
 from tracestore.shards.log import GroupName, Log
 from tracestore.shards.read import Export, open_export
+from tracestore.store.rules import Rule
 from tracestore.store.store import Store
 from tracestore.wire.call import Call
 from tracestore.wire.completion import Completion
@@ -35,6 +36,7 @@ SPECS = [
     Spec(),
     Spec(objective="sft", shard_rows=1),
     Spec(max_row_bytes=30, rewards={"reward": 2.0}, candidates="exclude"),
+    Spec(objective="sft", redaction=(Rule(name="w", pattern="go"),)),
 ]
 _numbers = count()
 

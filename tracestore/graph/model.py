@@ -136,6 +136,8 @@ class Graph:
     """None: every id is as recorded."""
     textless: Textless | None = None
     """None: it has all its texts."""
+    withheld: frozenset[CompletionKey] = frozenset()
+    """Completions whose ids, or those of what they read, are not to be handed on."""
 
     def outline(self, call_id: str) -> Raw | None:
         """The request of a call, for what it says beside its messages, which may be left out of it.

@@ -62,6 +62,9 @@ class Reason(IntEnum):
     NOT_PAIRED = 24
     """`preference` only: no candidate of which one on the other side of the choice is not known to be equally
     good."""
+    REDACTED = 25
+    """Its ids, or those before it, spell what a rule of the spec takes out, or text that was not recorded:
+    they are in no shard. Asked before all others."""
 
     @property
     def label(self) -> str:
