@@ -268,7 +268,9 @@ class _Rules:
             treatment = stated[-1] if stated else by_default
             is_masked = treatment != "shared" if imitates else treatment == "exclude"
             chosen = {index for verdict in verdicts for index in verdict.selected}
-            in_pairs = set() if treatment == "exclude" else set(self._differing(one, verdicts, chosen))
+            in_pairs: set[int] = (
+                set() if treatment == "exclude" else set(self._differing(one, verdicts, chosen))
+            )
             for index, member in enumerate(one.members):
                 if member.call_id is not None:
                     keys = {(member.call_id, member.completion)}
@@ -310,7 +312,8 @@ class _Rules:
 
     def _reward_of(self, set_id: str, member: int) -> float | None:
         """The composed reward of a candidate itself; None: it has none that the spec carries."""
-        named, total = self._spec.rewards, None
+        named = self._spec.rewards
+        total: float | None = None
         for _, reward in sorted(self._graph.rewards.items()):
             is_its = reward.target.completion is None and reward.target.candidate_set_id == set_id
             if is_its and reward.target.member == member and (named is None or reward.name in named):

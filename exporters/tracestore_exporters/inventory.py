@@ -6,7 +6,7 @@ ungraded, a misspelt policy trains nothing.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,13 +103,27 @@ def _add_episode(found: Inventory, graph: Graph, spec: Spec) -> None:
 
 
 def _add_calls(found: Inventory, graph: Graph) -> None:
-    for call_id, call in graph.calls.items():
-        found.purposes["act" if call.purpose is None else call.purpose] += 1
-        if call.model is not None:
-            found.models[call.model] += 1
-        named = set() if call.policy is None else {(call.policy.name, call.policy.version)}
-        for key in graph.completions_of(call_id):
-            named |= {(run.name, run.version) for run in graph.completions[key].versions or ()}
+    calls = graph.calls
+    found.purposes.update("act" if call.purpose is None else call.purpose for call in calls.values())
+    found.models.update(call.model for call in calls.values() if call.model is not None)
+    # A policy that changed inside an answer has further names and versions; most calls have one of each.
+    changed: dict[str, set[tuple[str, int | None]]] = defaultdict(set)
+    for key, body in graph.completions.items():
+        if body.versions and key[0] in calls:
+            changed[key[0]] |= {(run.name, run.version) for run in body.versions}
+    one = Counter(
+        (call.policy.name, call.policy.version)
+        for call_id, call in calls.items()
+        if call.policy is not None and call_id not in changed
+    )
+    for (name, version), number in one.items():
+        found.policies[name] += number
+        if version is not None:
+            found.policy_versions[version] += number
+    for call_id, named in changed.items():
+        policy = calls[call_id].policy
+        if policy is not None:
+            named.add((policy.name, policy.version))
         found.policies.update({name for name, _ in named})
         found.policy_versions.update({version for _, version in named if version is not None})
 

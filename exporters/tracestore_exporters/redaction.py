@@ -48,7 +48,7 @@ def redacted_text(graph: Graph, rules: Sequence[Rule], lost: Counter[str]) -> Gr
     made = build(pen.events(graph))
     spelled = _spelled(made, pen)
     calls = {
-        call_id: without_ids(call, spelled[call_id]) if call_id in spelled else call
+        call_id: _without_prompt(call, spelled[call_id]) if call_id in spelled else call
         for call_id, call in made.calls.items()
     }
     completions = {
@@ -167,6 +167,12 @@ def _and_what_repeats_it(graph: Graph, spelled: dict[str, frozenset[int]]) -> di
         prompt = None if PROMPT in found.get(call_id, ()) else prompt_ids(graph, call_id)
         if prompt is not None and any(prompt[:n].tobytes() in known for n, known in begins.items()):
             found[call_id] = found.get(call_id, frozenset()) | {PROMPT}
+    return found
+
+
+def _without_prompt(call: Call, places: frozenset[int]) -> Call:
+    found = without_ids(call, places)
+    assert isinstance(found, Call)
     return found
 
 

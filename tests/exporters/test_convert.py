@@ -320,10 +320,10 @@ def test_a_tie_is_no_pair_and_counted(by_rewards: bool) -> None:
 
 
 def of_candidate(weight: float, member: int) -> RewardEntry:
-    named = {"target": "candidate", "episode": 0, "candidate_set": 0, "member": member}
-    said = {"reward_id": f"r{member}", "name": "n", "value": 1.0, "weight": weight, "seq": member}
-    empty = dict.fromkeys(name for name in RewardEntry.__dataclass_fields__)
-    return RewardEntry(**{**empty, **named, **said})
+    values: dict[str, Any] = dict.fromkeys(RewardEntry.__dataclass_fields__)
+    values |= {"target": "candidate", "episode": 0, "candidate_set": 0, "member": member}
+    values |= {"reward_id": f"r{member}", "name": "n", "value": 1.0, "weight": weight, "seq": member}
+    return RewardEntry(**values)
 
 
 def agents(*more: AnyEvent, selected: int = 0) -> list[AnyEvent]:

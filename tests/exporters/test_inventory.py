@@ -8,6 +8,7 @@ import pytest
 from tests import factories as make
 from tests.exporters.memory import MemorySource
 from tracestore.wire.call import Policy
+from tracestore.wire.completion import VersionRun
 from tracestore.wire.events import AnyEvent
 from tracestore_exporters.export import export
 from tracestore_exporters.inventory import LISTED
@@ -113,3 +114,13 @@ def test_a_list_of_what_there_is_is_short(tmp_path: Path) -> None:
     ]
     [said] = notes(tmp_path, *events, policies=("none", "p00"))
     assert said.endswith("'p09' (1 call) and 3 more")
+
+
+def test_versions_that_changed_inside_an_answer_are_there_too(tmp_path: Path) -> None:
+    runs = (VersionRun(start=0, name="policy", version=2), VersionRun(start=1, name="other", version=3))
+    body = make.answer(None, ids=[4, 5], versions=runs)
+    call = make.call("c", None, body, prompt_ids=[1], policy=Policy(name="policy", version=1))
+    said = notes(tmp_path, make.episode(), call, policy_versions=(7,))
+    there = "1 (1 call), 2 (1 call), 3 (1 call)"
+    assert f"policy_versions: 7 is not there; there are {there}" in said
+    assert notes(tmp_path / "two", make.episode(), call, policies=("other",)) == ()

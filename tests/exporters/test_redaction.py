@@ -46,21 +46,20 @@ def made(folder: Path, *events: AnyEvent, rules: tuple[Rule, ...] = (KEY,), **sp
 
 
 @pytest.mark.parametrize(
-    ("texts", "kept"),
+    ("texts", "kept", "withheld"),
     [
-        (("go", "ok", "on"), [1, 4, 5, 6, 7]),
-        (("go", "ok", "sk-x"), [1, 4, 5]),  # only the second call read it
-        (("go", "sk-x", "on"), None),  # the first wrote it, the second read it
-        (("sk-x", "ok", "on"), None),  # both read it
+        (("go", "ok", "on"), [1, 4, 5, 6, 7], 0),
+        (("go", "ok", "sk-x"), [1, 4, 5], 1),  # only the second call read it
+        (("go", "sk-x", "on"), None, 3),  # the first wrote it, the second read it
+        (("sk-x", "ok", "on"), None, 3),  # both read it
     ],
 )
 def test_a_completion_that_wrote_or_read_a_match_is_in_no_shard_and_counted(
-    texts: tuple[str, str, str], kept: list[int] | None, tmp_path: Path
+    texts: tuple[str, str, str], kept: list[int] | None, withheld: int, tmp_path: Path
 ) -> None:
     manifest = made(tmp_path, *two_turns(*texts))
     assert [row.token_ids.tolist() for row in rows_of(tmp_path / "out")] == ([] if kept is None else [kept])
     table = manifest.conservation
-    withheld = 3 - {None: 0, 3: 2, 5: 3}[kept and len(kept)]
     assert (table.sampled_tokens, table.trained_tokens, table.completions) == (3, 3 - withheld, 2)
     assert table.excluded == ({"redacted": withheld} if withheld else {})
     assert table.no_token_ids_calls == 0
