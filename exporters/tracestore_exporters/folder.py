@@ -29,7 +29,7 @@ from tracestore.shards.durable import fsync_folder
 from tracestore.shards.manifest import Manifest, ShardEntry, read_manifest, write_manifest
 from tracestore.shards.row import Row
 from tracestore.shards.write import Compression, file_sha256, write_shard
-from tracestore_exporters.parts import Part, parse_part, part_text
+from tracestore_exporters.parts import Part, parse_part, part_text, shard_name
 from tracestore_exporters.place import BadOut, InUse, NotEmpty
 from tracestore_exporters.plan import PlanRecord
 
@@ -160,7 +160,8 @@ class FolderParts:
 
     def write(self, file: str, rows: Iterable[Row], *, compression: Compression) -> ShardEntry | None:
         partial = self.work / f"{file}.{uuid4().hex}"
-        return write_shard(self.export / file, rows, compression=compression, partial=partial)
+        path = self.export / shard_name(file, self.folder.name)
+        return write_shard(path, rows, compression=compression, partial=partial)
 
     def keep(self, part: Part) -> None:
         _put(self._part(part.file), part_text(part), work=self.work)
@@ -170,7 +171,7 @@ class FolderParts:
             part = parse_part(self._part(file).read_bytes())
             if part is None or part.file != file:
                 return None
-            if part.shard is None or file_sha256(self.export / file) == part.shard.sha256:
+            if part.shard is None or file_sha256(self.export / part.shard.file) == part.shard.sha256:
                 return part
         except FileNotFoundError:
             pass

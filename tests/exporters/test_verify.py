@@ -11,7 +11,16 @@ import pytest
 
 from tests import factories as make
 from tests.exporters.memory import MemorySource
-from tests.exporters.stores import all_scenarios, changed, flip_a_bit, only_row, rewritten, rows_of, stored
+from tests.exporters.stores import (
+    all_scenarios,
+    changed,
+    flip_a_bit,
+    only_row,
+    rewritten,
+    rows_of,
+    shard_of,
+    stored,
+)
 from tests.scenarios import SCENARIOS
 from tracestore.shards.manifest import read_manifest, write_manifest
 from tracestore.shards.reasons import Reason
@@ -433,12 +442,12 @@ def test_a_missing_part_is_found(store: Store, out: Path) -> None:
 
 
 def test_a_flipped_bit_in_the_file_is_found_by_its_checksum(store: Store, out: Path) -> None:
-    flip_a_bit(out / "shard-00000.arrow")
+    flip_a_bit(shard_of(out))
     assert "shard_checksum" in names(store, out)
 
 
 def test_a_missing_shard_is_found(store: Store, out: Path) -> None:
-    (out / "shard-00000.arrow").unlink()
+    shard_of(out).unlink()
     assert {"shard_missing", "group_missing"} <= names(store, out)
 
 

@@ -162,13 +162,23 @@ def read_manifest(place: Path | Files) -> Manifest:
 
     Raises:
         NotAnExport: there is no manifest.
-        ManifestCorrupt: it does not parse, or its content is not what its hash says.
-        OtherSchema: the shards have another schema version or other fields.
+        ManifestCorrupt, OtherSchema: see `parse_manifest`.
         Unreachable: see `tracestore.shards.files`.
     """
     files = Folder(place) if isinstance(place, Path) else place
-    path = f"{files.where}/{MANIFEST_NAME}"
-    text = require_manifest(files)
+    return parse_manifest(require_manifest(files), path=f"{files.where}/{MANIFEST_NAME}")
+
+
+def parse_manifest(text: bytes, *, path: str) -> Manifest:
+    """The manifest that a file holds, checked against its own hash and this version's schema.
+
+    Args:
+        path: what the file is called in errors.
+
+    Raises:
+        ManifestCorrupt: it does not parse, or its content is not what its hash says.
+        OtherSchema: the shards have another schema version or other fields.
+    """
     try:
         value = json.loads(text)
         body = value["manifest"]
