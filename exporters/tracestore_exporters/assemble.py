@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tracestore.shards.manifest import Manifest
 from tracestore_exporters.boundaries import boundary_notes
@@ -20,8 +20,6 @@ def manifest_of(plan: Plan, parts: Sequence[Part]) -> Manifest:
         tally += part.tally
         causes += part.causes
     shards = tuple(part.shard for part in parts if part.shard is not None)
-    trains = any(shard.trained_tokens for shard in shards)
-    why = () if trains else _why_empty(plan, tally, sum(part.open_groups for part in parts))
     return Manifest(
         schema_hash=plan.means.schema_hash,
         project=plan.project,
@@ -38,8 +36,22 @@ def manifest_of(plan: Plan, parts: Sequence[Part]) -> Manifest:
         causes=dict(sorted(causes.items())),
         conservation=tally.conservation(),
         tombstones=plan.tombstones,
-        notes=(*why, *_of_rendering(tally), *boundary_notes(causes)),
+        notes=notes_of(
+            tally,
+            causes,
+            project=plan.project,
+            num_groups=plan.num_groups,
+            open_groups=sum(part.open_groups for part in parts),
+        ),
     )
+
+
+def notes_of(
+    tally: Tally, causes: Mapping[str, int], *, project: str, num_groups: int, open_groups: int
+) -> tuple[str, ...]:
+    """What a reader should know of an export, by what was counted of it."""
+    why = () if tally.trained else _why_empty(tally, project, num_groups=num_groups, open_groups=open_groups)
+    return (*why, *_of_rendering(tally), *boundary_notes(causes))
 
 
 def _of_rendering(tally: Tally) -> tuple[str, ...]:
@@ -53,13 +65,13 @@ def _of_rendering(tally: Tally) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _why_empty(plan: Plan, tally: Tally, open_groups: int) -> tuple[str, ...]:
+def _why_empty(tally: Tally, project: str, *, num_groups: int, open_groups: int) -> tuple[str, ...]:
     """What to change when nothing came out that trains."""
-    if plan.num_groups == 0:
-        return (f"project {plan.project!r} has no episodes at this snapshot",)
+    if num_groups == 0:
+        return (f"project {project!r} has no episodes at this snapshot",)
     notes = []
     if open_groups:
-        notes.append(f"{open_groups} of {plan.num_groups} groups are still open: end them, or their episodes")
+        notes.append(f"{open_groups} of {num_groups} groups are still open: end them, or their episodes")
     if tally.sampled == 0:
         notes.append(
             f"no call has token ids ({tally.calls_without_ids} answered calls without): "
