@@ -10,7 +10,8 @@ import pytest
 from tests.exporters.memory import MemorySource
 from tests.exporters.test_export import ONE_EACH, THREE, Failing, episode
 from tests.s3 import S3
-from tracestore.shards.manifest import Manifest
+from tracestore.shards.manifest import Manifest, NotAnExport
+from tracestore.shards.read import open_export
 from tracestore_exporters.export import OtherExport, export
 from tracestore_exporters.place import BadOut, InUse, NotEmpty
 from tracestore_exporters.spec import Spec
@@ -50,6 +51,8 @@ def test_what_was_begun_in_a_bucket_is_no_export_and_goes_on_with_what_is_missin
     with pytest.raises(OtherExport, match="objective"):
         export(MemorySource(THREE), "p", out, Spec(shard_rows=1, objective="sft"))
     assert objects(s3, out) == begun
+    with pytest.raises(NotAnExport, match="the command that began it goes on with it"):
+        open_export(out)
     only_one_more = Failing(THREE, at=2)
     manifest = export(only_one_more, "p", out, ONE_EACH, note=notes.append)
     assert "2 of 3 shards are there" in notes[0]
