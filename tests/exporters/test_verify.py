@@ -484,7 +484,7 @@ def forged(value: Any) -> Any:
 
 AS_A_TEXT = {"tokenizer_hash", "template_hash"}
 STONE = {"kind": "episode", "id": "gone", "pos": 1}
-PIECES = {
+PIECES: dict[str, Callable[[Any], Any]] = {
     "shards": lambda shards: (*shards, shards[0].model_copy(update={"file": "shard-00009.arrow"})),
     "tombstones": lambda stones: (*stones, STONE),
     "libraries": lambda libraries: libraries | {"numpy": "0"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -71,7 +71,7 @@ def exporter(
     return lambda: export(source(name), "p", where, SPEC)
 
 
-ORDERS = {
+ORDERS: dict[str, st.SearchStrategy[Any]] = {
     "names": st.sampled_from(["aa", "ab"]),
     "schedule": st.lists(st.integers(0, 1), max_size=80),
     "killed": st.none() | st.tuples(st.integers(0, 1), st.integers(0, 40)),
@@ -101,7 +101,7 @@ def holds(clients: dict[str, Any], names: str, schedule: list[int], killed: tupl
     turns = Turns(schedule, killed=killed)
     outcomes = turns.run(
         [
-            exporter(clients, objects, name, f"s3://{number}", lambda number=number: turns.ask(number))
+            exporter(clients, objects, name, f"s3://{number}", partial(turns.ask, number))
             for number, name in enumerate(names)
         ]
     )
