@@ -90,7 +90,7 @@ def test_what_stands_in_a_bucket_is_whole_and_of_one_exporter(
 @pytest.mark.soak
 @settings(max_examples=1000)
 @given(**ORDERS)
-def test_what_stands_in_a_bucket_is_whole_and_of_one_exporter_in_thousands_of_orders(
+def test_what_stands_in_a_bucket_is_whole_and_of_one_exporter_in_a_thousand_orders(
     clients: dict[str, Any], names: str, schedule: list[int], killed: tuple[int, int] | None
 ) -> None:
     holds(clients, names, schedule, killed)
