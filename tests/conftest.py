@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.databases import store_on
+from tests.s3 import S3, s3_server
 from tests.store.servers import stop_server
 from tracestore.store import Store
 
@@ -71,3 +72,10 @@ def on_postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """The same for a few examples. An example takes longer there, so all of them are for `make soak`."""
     with store_on("postgresql", tmp_path_factory.mktemp("unused")) as store:
         yield store
+
+
+@pytest.fixture(scope="module")
+def s3(request: pytest.FixtureRequest) -> Iterator[S3]:
+    """A bucket of the module on a server that speaks S3."""
+    with s3_server(request.module.__name__.replace("_", "-").lower()) as found:
+        yield found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tracestore.shards.manifest import Manifest
 from tracestore_exporters.boundaries import boundary_notes
@@ -11,6 +11,7 @@ from tracestore_exporters.conservation import Tally
 from tracestore_exporters.inventory import Inventory, misses, unmatched
 from tracestore_exporters.parts import Part
 from tracestore_exporters.plan import Plan
+from tracestore_exporters.spec import Spec
 
 
 def manifest_of(plan: Plan, parts: Sequence[Part]) -> Manifest:
@@ -22,8 +23,6 @@ def manifest_of(plan: Plan, parts: Sequence[Part]) -> Manifest:
         causes += part.causes
         there += part.there
     shards = tuple(part.shard for part in parts if part.shard is not None)
-    trains = any(shard.trained_tokens for shard in shards)
-    why = () if trains else _why_empty(plan, tally, sum(part.open_groups for part in parts), there)
     return Manifest(
         schema_hash=plan.means.schema_hash,
         project=plan.project,
@@ -40,8 +39,32 @@ def manifest_of(plan: Plan, parts: Sequence[Part]) -> Manifest:
         causes=dict(sorted(causes.items())),
         conservation=tally.conservation(),
         tombstones=plan.tombstones,
-        notes=(*why, *misses(there, plan.spec), *_of_rendering(tally), *boundary_notes(causes)),
+        notes=notes_of(
+            tally,
+            causes,
+            there,
+            plan.spec,
+            project=plan.project,
+            num_groups=plan.num_groups,
+            open_groups=sum(part.open_groups for part in parts),
+        ),
     )
+
+
+def notes_of(
+    tally: Tally,
+    causes: Mapping[str, int],
+    there: Inventory,
+    spec: Spec,
+    *,
+    project: str,
+    num_groups: int,
+    open_groups: int,
+) -> tuple[str, ...]:
+    """What a reader should know of an export, by what was counted of it."""
+    counts = {"num_groups": num_groups, "open_groups": open_groups}
+    why = () if tally.trained else _why_empty(tally, there, spec, project, **counts)
+    return (*why, *misses(there, spec), *_of_rendering(tally), *boundary_notes(causes))
 
 
 def _of_rendering(tally: Tally) -> tuple[str, ...]:
@@ -55,13 +78,15 @@ def _of_rendering(tally: Tally) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _why_empty(plan: Plan, tally: Tally, open_groups: int, there: Inventory) -> tuple[str, ...]:
+def _why_empty(
+    tally: Tally, there: Inventory, spec: Spec, project: str, *, num_groups: int, open_groups: int
+) -> tuple[str, ...]:
     """What to change when nothing came out that trains."""
-    if plan.num_groups == 0:
-        return (f"project {plan.project!r} has no episodes at this snapshot",)
+    if num_groups == 0:
+        return (f"project {project!r} has no episodes at this snapshot",)
     notes = []
     if open_groups:
-        notes.append(f"{open_groups} of {plan.num_groups} groups are still open: end them, or their episodes")
+        notes.append(f"{open_groups} of {num_groups} groups are still open: end them, or their episodes")
     if tally.sampled == 0:
         notes.append(
             f"no call has token ids ({tally.calls_without_ids} answered calls without): "
@@ -69,4 +94,4 @@ def _why_empty(plan: Plan, tally: Tally, open_groups: int, there: Inventory) -> 
         )
     for label, tokens in tally.excluded.most_common():
         notes.append(f"{tokens} of {tally.sampled} sampled tokens are excluded as {label}")
-    return (*notes, *unmatched(there, plan.spec))
+    return (*notes, *unmatched(there, spec))

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tracestore.errors import TracestoreError
+from tracestore.shards.manifest import Manifest
 from tracestore.shards.read import Export
 from tracestore.shards.row import Row
 from tracestore_exporters import flat, preference, prime_rl, sft
@@ -22,6 +23,10 @@ from tracestore_exporters.staging import staged_folder
 Target = Literal["flat", "sft", "preference", "prime-rl"]
 _TOKENS_AT_ONCE = 1 << 20
 """Tokens of a Parquet row group, about: so many stand in memory."""
+
+
+class NothingToWrite(TracestoreError):
+    """Nothing of the export is in the format."""
 
 
 class CreditNotCarried(TracestoreError):
@@ -93,7 +98,8 @@ def convert(
         progress: told the rows done since last time.
 
     Raises:
-        NotEmpty: something is in the folder.
+        NotEmpty, InUse, OtherExport, BadOut: see `staging.staged_folder`.
+        NothingToWrite: no record came of it; nothing is written.
         CreditNotCarried: a rule where the format has no place for it, or none where it needs one.
         ShardMissing, ShardCorrupt, OtherSchema: see `tracestore.shards.read`.
     """
@@ -128,7 +134,18 @@ def convert(
                 _write_lines(path, made)
             else:
                 _write_parquet(path, made, format_.schema, about=about, size=lambda r: format_.counts(r)[0])
+        if done.records == 0:
+            raise _nothing(export.manifest, to, done.left_out)
     return done
+
+
+def _nothing(manifest: Manifest, to: Target, left_out: Counter[str]) -> NothingToWrite:
+    """Why there is no record, as far as samples were left out or the export says it of itself."""
+    if manifest.samples == 0:
+        why = manifest.notes or ("the export has no samples",)
+        return NothingToWrite(to=to, why=why, hint="mend that, and export again")
+    hint = "--to flat writes every sample of an export"
+    return NothingToWrite(to=to, left_out=dict(left_out) or "it has no candidate sets", hint=hint)
 
 
 def _write_lines(path: Path, values: Iterable[dict[str, Any]]) -> None:

@@ -25,7 +25,7 @@ from tracestore_exporters.assemble import manifest_of
 from tracestore_exporters.conservation import Tally, exported, still_open
 from tracestore_exporters.inventory import Inventory, inventory
 from tracestore_exporters.parts import Part, Parts
-from tracestore_exporters.place import NotEmpty, Place, place_at
+from tracestore_exporters.place import NotEmpty, OtherExport, Place, place_at
 from tracestore_exporters.plan import (
     Asked,
     Means,
@@ -62,12 +62,6 @@ class BeyondLatest(TracestoreError):
 
 class UnknownGroup(TracestoreError):
     """The spec names groups that the project does not have at this snapshot."""
-
-    exit_code = 2
-
-
-class OtherExport(TracestoreError):
-    """Another export was begun there and not finished."""
 
     exit_code = 2
 

@@ -28,9 +28,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from tracestore.errors import TracestoreError
 from tracestore.graph.build import build
 from tracestore.graph.model import Graph
 from tracestore.shards.batch import content_hash, to_batch
@@ -59,7 +58,7 @@ from tracestore.store.store import NotFound, Store
 from tracestore.store.tombstones import Deleted
 from tracestore_exporters.conservation import Tally, exported, recorded, still_open
 from tracestore_exporters.export import group_info, group_rows, has_lessons
-from tracestore_exporters.place import NotEmpty
+from tracestore_exporters.place import InUse, NotEmpty, OtherExport
 from tracestore_exporters.plan import Means, PlannedGroup, closed_by
 from tracestore_exporters.rendering import Source, source_of
 from tracestore_exporters.spec import Spec
@@ -75,16 +74,6 @@ UNSTATED_S = 60.0
 """How long a group is left that is closed only because nothing of an episode but its parts has come."""
 _LOCK = ".follow.lock"
 _SHARD = re.compile(r"\.?shard-\d{8}-\d{4,}\.arrow(\.partial)?")
-
-
-class AlreadyFollowed(TracestoreError):
-    """Another process follows into this folder."""
-
-
-class OtherExport(TracestoreError):
-    """The folder follows something else."""
-
-    exit_code: ClassVar[int] = 2
 
 
 class SeenSource:
@@ -723,7 +712,7 @@ def following(
 
     Raises:
         NotEmpty: something else is in the folder.
-        AlreadyFollowed: by another process.
+        InUse: another process follows into it.
         OtherExport: the folder follows another project, or with another spec or tokenizer.
         LogCorrupt, OtherSchema: see `tracestore.shards.log.Log.open`.
         NoTokenizer, NothingToRender, RenderedForRl: see `rendering.source_of`.
@@ -779,7 +768,7 @@ def _alone(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             hint = "end it first, or name another folder"
-            raise AlreadyFollowed(path=str(folder), hint=hint) from None
+            raise InUse(path=str(folder), hint=hint) from None
         yield
 
 

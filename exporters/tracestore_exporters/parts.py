@@ -52,6 +52,24 @@ class Parts(Protocol):
         """A part that was kept and whose shard is there, byte for byte; None: it is still to be made."""
 
 
+def shard_name(file: str, plan_hash: str) -> str:
+    """The name under which a shard of a plan lies, so that the shards of two plans are never one file.
+
+    Example: shard-00000.arrow of the plan 3f2a... is shard-00000-3f2a....arrow, with 16 digits of its hash
+    """
+    return file.removesuffix(_ENDING) + _of_plan(plan_hash)
+
+
+def is_shard_of(name: str, plan_hash: str) -> bool:
+    """Whether a file is called as the shards of a plan are."""
+    return name.endswith(_of_plan(plan_hash))
+
+
+def _of_plan(plan_hash: str) -> str:
+    return f"-{plan_hash[:16]}{_ENDING}"
+
+
+_ENDING = ".arrow"
 _PART: TypeAdapter[Part] = TypeAdapter(Part)
 
 

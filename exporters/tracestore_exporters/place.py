@@ -19,9 +19,17 @@ from tracestore_exporters.plan import PlanRecord
 class NotEmpty(TracestoreError):
     """The export folder exists and is not empty."""
 
+    exit_code = 2
+
 
 class InUse(TracestoreError):
     """Another process is writing this export."""
+
+
+class OtherExport(TracestoreError):
+    """Another export was begun there."""
+
+    exit_code = 2
 
 
 class BadOut(TracestoreError):

@@ -103,13 +103,8 @@ class Plan:
 
     def record(self) -> PlanRecord:
         """What is kept of it while it is carried out."""
-        asked = self.asked
-        rest = [dict(self.means.libraries), self.means.schema_hash, self.tombstones]
-        digest = hashlib.sha256(_canonical([asked.model_dump(mode="json"), rest]))
-        for shard in self.shards:
-            groups = [(group.group_id, group.episode_ids, group.ended) for group in shard.groups]
-            digest.update(_canonical([shard.file, groups]))
-        return PlanRecord(asked=asked, plan_hash=digest.hexdigest())
+        means = self.means
+        return _record(self.asked, means.libraries, means.schema_hash, self.tombstones, self.shards)
 
 
 class Asked(BaseModel):
@@ -156,6 +151,27 @@ class PlanRecord(BaseModel):
     asked: Asked
     plan_hash: str
     """sha256, hex, of everything that the bytes of the export depend on, the ids of its groups included."""
+
+
+def _record(
+    asked: Asked,
+    libraries: Mapping[str, str],
+    schema_hash: str,
+    tombstones: Sequence[Mapping[str, Any]],
+    shards: Iterable[PlannedShard],
+) -> PlanRecord:
+    rest = [dict(libraries), schema_hash, tombstones]
+    digest = hashlib.sha256(_canonical([asked.model_dump(mode="json"), rest]))
+    for shard in shards:
+        groups = [(group.group_id, group.episode_ids, group.ended) for group in shard.groups]
+        digest.update(_canonical([shard.file, groups]))
+    return PlanRecord(asked=asked, plan_hash=digest.hexdigest())
+
+
+def record_of(manifest: Manifest, shards: Iterable[PlannedShard]) -> PlanRecord:
+    """The plan that a manifest says it is of, with the groups of the store in their shards."""
+    asked = Asked(**{name: getattr(manifest, name) for name in Asked.model_fields})
+    return _record(asked, manifest.libraries, manifest.schema_hash, manifest.tombstones, shards)
 
 
 def _canonical(value: Any) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -185,9 +186,14 @@ class Spec(_Frozen):
 
     @property
     def spec_hash(self) -> str:
-        """sha256 of the canonical JSON, hex."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        """See `hash_of_spec`."""
+        return hash_of_spec(self.model_dump(mode="json"))
+
+
+def hash_of_spec(spec: Mapping[str, Any]) -> str:
+    """sha256 of the canonical JSON of a spec, hex."""
+    text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_spec(path: Path) -> Spec:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import ValidationError
 
 from tracestore.errors import TracestoreError
 from tracestore.graph.model import Graph
@@ -29,14 +30,19 @@ from tracestore.shards.row import Row, Sample
 from tracestore.shards.views import BrokenForest, check_forest
 from tracestore.shards.write import file_sha256
 from tracestore.store.store import Store
-from tracestore_exporters.conservation import num_withheld, recorded
+from tracestore_exporters.assemble import notes_of
+from tracestore_exporters.conservation import Tally, num_withheld, recorded
 from tracestore_exporters.expected import Expected, expected_of_group
 from tracestore_exporters.export import GroupLike, group_info, groups_of
 from tracestore_exporters.follow import SeenSource, late_of, unwritten
 from tracestore_exporters.header import header
+from tracestore_exporters.inventory import Inventory, inventory
 from tracestore_exporters.masks import Masks
+from tracestore_exporters.parts import shard_name
+from tracestore_exporters.plan import PlannedGroup, record_of, shard_plan
 from tracestore_exporters.rendering import Source, source_of_export
-from tracestore_exporters.spec import Spec
+from tracestore_exporters.rows import plan_rows
+from tracestore_exporters.spec import Spec, hash_of_spec
 
 if TYPE_CHECKING:
     from tracestore.tokens.chat import Chat
@@ -102,7 +108,9 @@ def verify_export(store: Source, project: str, path: str | Path, *, chat: Chat |
     if manifest.project != project:
         report.add("other_project", str(path), f"exported from {manifest.project!r}, verified in {project!r}")
         return report
-    spec = Spec.model_validate(manifest.spec)
+    spec = _spec(manifest, report)
+    if spec is None:
+        return report
     log = source.log
     if log is None:
         check = _Check(source_of_export(store, manifest, spec, chat), manifest, spec, report)
@@ -119,7 +127,22 @@ def verify_export(store: Source, project: str, path: str | Path, *, chat: Chat |
             report.samples += len(row.samples)
     check.the_rest()
     check.totals()
+    if log is None:
+        check.plan()
     return report
+
+
+def _spec(manifest: Manifest, report: Report) -> Spec | None:
+    """What the manifest says was asked for; None: it is no spec."""
+    try:
+        spec = Spec.model_validate(manifest.spec)
+    except ValidationError as error:
+        report.add("spec_differs", "manifest", f"no spec: {error.errors()[0]['msg']}")
+        return None
+    # Not `spec.spec_hash`: a later version may have fields of which an older manifest says nothing.
+    if hash_of_spec(manifest.spec) != manifest.spec_hash:
+        report.add("spec_differs", "manifest", "spec_hash is not that of the spec")
+    return spec
 
 
 def _rows_of(source: Export, shard: ShardEntry, report: Report) -> Iterator[Row]:
@@ -129,6 +152,9 @@ def _rows_of(source: Export, shard: ShardEntry, report: Report) -> Iterator[Row]
         with source.file(shard) as path:
             if file_sha256(path) != shard.sha256:
                 report.add("shard_checksum", shard.file, "sha256 differs from the manifest")
+            if path.stat().st_size != shard.size:
+                said, size = shard.size, path.stat().st_size
+                report.add("shard_counts", shard.file, f"{size} bytes, the manifest says {said}")
     except ShardMissing:
         report.add("shard_missing", shard.file, "listed in the manifest, not there")
         return
@@ -173,6 +199,16 @@ class _Check:
         self._rendered = 0
         self._not_rendered: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
+        self._open_groups = 0
+        self._causes: Counter[str] = Counter()
+        """Samples by why they begin, from the shards."""
+        self._details: dict[tuple[str, str], dict[str, str]] = {}
+        """Per group the first example of each why a chat template could give no ids."""
+        self._there = Inventory()
+        """What the groups hold of what a spec can name."""
+        self._inventoried: set[tuple[str, str]] = set()
+        self._begins: dict[tuple[str, str], dict[tuple[int, str], str]] = {}
+        """Why the samples of a group begin, by part and id."""
         self._groups = {_group_key(ref.group_id, ref.episode_ids): ref for ref in self._refs(store)}
         self._seen: dict[tuple[str, str], set[int]] = defaultdict(set)
         self._num_parts: dict[tuple[str, str], set[int]] = defaultdict(set)
@@ -206,8 +242,10 @@ class _Check:
         check = _RowCheck(row, expected, self._spec, self._report, where)
         check.run(self._placed[key])
         self._limited[key] |= check.limited
+        self._check_causes(row, key, graphs, where)
         is_last = len(self._seen[key]) == row.num_parts
         if is_last:
+            self._begins.pop(key, None)
             self._account(graphs, expected | self._limited.pop(key), self._placed[key], where)
 
     def _recorded(self, row: Row, graphs: Mapping[str, Graph], ref: GroupLike, where: str) -> Row:
@@ -229,6 +267,24 @@ class _Check:
                 self._report.add(f"{name}_differ", where, difference)
         return replace(row, **tables)
 
+    def _check_causes(self, row: Row, key: tuple[str, str], graphs: Mapping[str, Graph], where: str) -> None:
+        """Why a sample begins is asked of the exporter itself; how often is counted here."""
+        self._causes.update(sample.cause for sample in row.samples)
+        info = group_info(list(graphs.values()), project=self._manifest.project, group=self._groups[key])
+        if info is None:
+            return
+        if key not in self._begins:
+            self._begins[key] = {
+                (planned.part, sample.sample_id): sample.cause
+                for planned in plan_rows(list(graphs.values()), self._spec, info)
+                for sample in planned.samples
+            }
+        for sample in row.samples:
+            recorded = self._begins[key].get((row.part, sample.sample_id), sample.cause)
+            if sample.cause != recorded:
+                detail = f"sample {sample.sample_id} begins with {sample.cause!r}, recorded {recorded!r}"
+                self._report.add("sample_differs", where, detail)
+
     def _account(
         self,
         graphs: Mapping[str, Graph],
@@ -249,6 +305,7 @@ class _Check:
                 continue
             graphs = self._graphs(ref)
             if self._is_open(key, ref, graphs):
+                self._open_groups += 1
                 self._add(_sampled(graphs), Reason.GROUP_OPEN)
                 self._count_answers(graphs)
                 continue
@@ -299,10 +356,63 @@ class _Check:
             said, counted = getattr(self._manifest, name), getattr(report, name)
             if said != counted:
                 report.add("row_count", "manifest", f"{name} {counted}, the manifest {said}")
+        if len(self._groups) != self._manifest.groups:
+            detail = f"{len(self._groups)} groups in the store, the manifest {self._manifest.groups}"
+            report.add("group_count", "manifest", detail)
+        if dict(self._causes) != self._manifest.causes:
+            counted = dict(sorted(self._causes.items()))
+            detail = f"the samples of the shards begin {counted}, the manifest {self._manifest.causes}"
+            report.add("cause_count", "manifest", detail)
         for key in sorted(self._seen):
             seen, said = sorted(self._seen[key]), sorted(self._num_parts[key])
             if len(said) > 1 or seen != list(range(said[0])):
                 report.add("part_missing", str(key[1]), f"only parts {seen} of {' or '.join(map(str, said))}")
+
+    def plan(self) -> None:
+        """What the manifest says of the store and of its making, against the store and the shards' names."""
+        manifest, report, store = self._manifest, self._report, self._store
+        if manifest.snapshot > (latest := store.snapshot(manifest.project)):
+            report.add("snapshot_unknown", "manifest", f"{manifest.snapshot}, the store is at {latest}")
+        stones = store.tombstones(manifest.project, snapshot=manifest.snapshot)
+        if stones != manifest.tombstones:
+            report.add("tombstones_differ", "manifest", f"{manifest.tombstones}, the store has {stones}")
+        groups = [
+            PlannedGroup(ref.group_id, tuple(sorted(ref.episode_ids)), ended=ref.ended)
+            for ref in self._groups.values()
+        ]
+        shards = shard_plan(groups, shard_rows=self._spec.shard_rows)
+        plan_hash = record_of(manifest, shards).plan_hash
+        of_plan = {shard_name(shard.file, plan_hash) for shard in shards}
+        for shard in manifest.shards:
+            if shard.file not in of_plan:
+                detail = "named after another project, snapshot, spec, library, tombstone or group"
+                report.add("plan_differs", shard.file, detail)
+        notes = notes_of(
+            self._tally(),
+            self._causes,
+            self._there,
+            self._spec,
+            project=manifest.project,
+            num_groups=len(self._groups),
+            open_groups=self._open_groups,
+        )
+        # In any order: where two counts are equal, it is that of the parts of the export.
+        if sorted(notes) != sorted(manifest.notes):
+            report.add("notes_differ", "manifest", f"{manifest.notes}, recomputed {notes}")
+
+    def _tally(self) -> Tally:
+        """What was counted, as notes are made of it."""
+        tally = Tally(
+            sampled=self._report.sampled_tokens,
+            trained=self._report.trained_tokens,
+            excluded=self._excluded,
+            calls_without_ids=self._calls_without_ids,
+            not_rendered=self._not_rendered,
+            left_out=self._left_out,
+        )
+        for key in sorted(self._details, key=lambda key: (key[0] != "group", key[1])):
+            tally.details = self._details[key] | tally.details
+        return tally
 
     def _answer_totals(self) -> None:
         """Answers and what a chat template did, from the store against the manifest's table."""
@@ -369,12 +479,20 @@ class _Check:
             self._excluded[reason.label] += tokens
 
     def _graphs(self, ref: GroupLike) -> dict[str, Graph]:
-        return {
+        graphs = {
             episode_id: self._store.load_graph(
                 self._manifest.project, episode_id, snapshot=self._manifest.snapshot
             )
             for episode_id in sorted(ref.episode_ids)
         }
+        key = _group_key(ref.group_id, sorted(ref.episode_ids))
+        if details := recorded(graphs.values()).details:
+            self._details[key] = details
+        if key not in self._inventoried:
+            self._inventoried.add(key)
+            is_closed = not self._is_open(key, ref, graphs)
+            self._there += inventory(graphs.values(), self._spec, is_closed=is_closed)
+        return graphs
 
 
 class _FollowedCheck(_Check):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.exporters.stores import all_scenarios, flip_a_bit, stored
+from tests.exporters.stores import all_scenarios, flip_a_bit, shard_of, stored
 from tracestore.cli import export, verify
 from tracestore.cli.common import MissingExtra, UsageError
 from tracestore.errors import TracestoreError
@@ -176,9 +176,9 @@ def test_verify_names_what_it_finds_and_exits_with_1(
 ) -> None:
     out = str(tmp_path / "out")
     run("export", "--json", "--db", url, "--project", "p", "--out", out)
-    flip_a_bit(tmp_path / "out" / "shard-00000.arrow")
+    flip_a_bit(shard_of(tmp_path / "out"))
     assert run("verify", "--db", url, "--project", "p", out) == 1
-    assert "shard_checksum: shard-00000.arrow" in capsys.readouterr().out
+    assert f"shard_checksum: {shard_of(tmp_path / 'out').name}" in capsys.readouterr().out
 
 
 def test_a_manifest_that_is_damaged_is_a_finding(

@@ -100,6 +100,12 @@ def rewritten(folder: Path, rows: Sequence[Row], *, keep_table: bool = False) ->
     return manifest
 
 
+def shard_of(folder: Path) -> Path:
+    """The only shard of an export."""
+    (shard,) = read_manifest(folder).shards
+    return folder / shard.file
+
+
 def only_row(folder: Path) -> Row:
     export = open_export(folder)
     (batch,) = export.batches(export.manifest.shards[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,11 +28,12 @@ from tracestore.shards.read import Export, open_export
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import BlobEntry, PolicyRun, RewardEntry, Row
 from tracestore.shards.views import flat_samples
+from tracestore.store.duck_child import _SAMPLES
 from tracestore.train.credit import advantages
 from tracestore.train.credit.base import Advantages, Context, combine
 from tracestore.wire.events import AnyEvent
 from tracestore_exporters import flat, preference
-from tracestore_exporters.convert import TARGETS, CreditNotCarried, _batch, convert
+from tracestore_exporters.convert import TARGETS, CreditNotCarried, NothingToWrite, _batch, convert
 from tracestore_exporters.export import NotEmpty, export
 from tracestore_exporters.flat import MissingLogprob, MixedAdvantage, NonFiniteReward
 from tracestore_exporters.sft import WeightsNotCarried
@@ -420,10 +422,31 @@ def test_the_verb_says_what_is_in_no_record(
 ) -> None:
     made = episodes_of_one_call([1.0, 0.0])
     silent = replace(made, reason=np.full_like(made.reason, Reason.STALE))
-    export_of([silent], tmp_path / "x")
+    export_of([made, silent], tmp_path / "x")
     argv = ["convert", str(tmp_path / "x"), "--to", "sft", "--out", str(tmp_path / "sft")]
     assert main([*argv, *flags]) == 0
     assert '{"nothing_trains": 2}' in capsys.readouterr().out
+
+
+def test_where_everything_is_left_out_nothing_is_written_and_why_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = episodes_of_one_call([1.0, 0.0])
+    export_of([replace(made, reason=np.full_like(made.reason, Reason.STALE))], tmp_path / "x")
+    for to, why in (("sft", "left_out={'nothing_trains': 2}"), ("preference", "it has no candidate sets")):
+        assert main(["convert", str(tmp_path / "x"), "--to", to, "--out", str(tmp_path / to)]) == 1
+        assert why in capsys.readouterr().err
+    export(MemorySource([]), "p", tmp_path / "empty", Spec())
+    with pytest.raises(NothingToWrite, match="project 'p' has no episodes at this snapshot"):
+        convert(open_export(tmp_path / "empty"), tmp_path / "flat", to="flat")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "x"]
+
+
+def test_a_flat_sample_and_the_sql_view_of_samples_have_one_word_for_one_thing() -> None:
+    named = re.findall(r"(\w+)(?:,|\n  FROM)", _SAMPLES)
+    ours = {"sample_id", "group_id", "episode_id", "status", "split", "agent_id", "role", "cause"}
+    assert ours <= set(named)
+    assert ours <= set(flat.SCHEMA.names)
 
 
 @pytest.mark.parametrize(

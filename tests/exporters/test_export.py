@@ -8,10 +8,11 @@ import pytest
 
 from tests import factories as make
 from tests.exporters.memory import MemorySource
-from tests.exporters.stores import all_scenarios, flip_a_bit, grouped, rows_of, stored
+from tests.exporters.stores import all_scenarios, flip_a_bit, grouped, rows_of, shard_of, stored
 from tests.scenarios import SCENARIOS
 from tracestore.graph.model import Graph
-from tracestore.shards.manifest import Manifest, read_manifest
+from tracestore.shards.manifest import Manifest, NotAnExport, read_manifest
+from tracestore.shards.read import open_export
 from tracestore.shards.row import Row
 from tracestore.store.delete import carry_out, delete_episode
 from tracestore.store.load import SnapshotGone
@@ -206,7 +207,7 @@ def test_nothing_is_written_into_a_folder_that_holds_something(tmp_path: Path) -
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     export(MemorySource(episode("e", group_id=None)), "p", tmp_path / "out", Spec())
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["manifest.json", "shard-00000.arrow"]
+    assert names(tmp_path / "out") == ["manifest.json", shard_of(tmp_path / "out").name]
 
 
 class Failing(MemorySource):
@@ -271,7 +272,7 @@ def test_whoever_is_broken_off_hears_what_goes_on(tmp_path: Path) -> None:
     assert notes == [f"2 of 3 shards are finished in {where}: the same command goes on from there"]
 
 
-@pytest.mark.parametrize("what", ["export/shard-00001.arrow", "parts/shard-00001.arrow.json"])
+@pytest.mark.parametrize("what", ["export/shard-00001-*.arrow", "parts/shard-00001.arrow.json"])
 @pytest.mark.parametrize("harm", [flip_a_bit, Path.unlink, lambda path: path.write_bytes(b"{")])
 def test_a_finished_shard_that_was_harmed_is_made_again(
     what: str, harm: Callable[[Path], object], tmp_path: Path
@@ -317,6 +318,15 @@ def test_another_export_is_not_mixed_with_what_was_begun(tmp_path: Path) -> None
     assert export(MemorySource(THREE), "p", tmp_path / "out", ONE_EACH, snapshot=len(THREE)).rows == 3
 
 
+def test_what_was_begun_beside_is_named_where_there_is_no_export_yet(tmp_path: Path) -> None:
+    partial = begun(tmp_path / "out")
+    with pytest.raises(NotAnExport, match="the command that began it goes on with it") as error:
+        open_export(tmp_path / "out")
+    assert str(partial) in str(error.value)
+    with pytest.raises(NotAnExport, match="export again into an empty folder"):
+        open_export(tmp_path / "other")
+
+
 def test_what_was_deleted_since_is_not_in_what_goes_on(tmp_path: Path) -> None:
     notes: list[str] = []
     with stored(tmp_path, THREE) as store:
@@ -358,7 +368,7 @@ def test_an_export_whose_registration_was_killed_is_registered_by_the_same_comma
 
 
 def test_two_exporters_do_not_write_one_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracestore_exporters.folder._PATIENCE_S", 0)
+    monkeypatch.setattr("tracestore_exporters.staging._PATIENCE_S", 0)
 
     def try_it_too(_done: int, _total: int) -> None:
         with pytest.raises(InUse, match=r"\.out\.partial"):

@@ -27,13 +27,12 @@ from tracestore.wire.events import AnyEvent
 from tracestore_exporters import follow as follow_module
 from tracestore_exporters.export import NotEmpty, export
 from tracestore_exporters.follow import (
-    AlreadyFollowed,
     Follower,
-    OtherExport,
     following,
     looks,
 )
 from tracestore_exporters.lag import Lag, lag
+from tracestore_exporters.place import InUse, OtherExport
 from tracestore_exporters.spec import Spec
 from tracestore_exporters.verify import verify_export
 
@@ -492,7 +491,7 @@ def test_another_process_goes_on_where_one_was(store: Store, tmp_path: Path) -> 
 
 
 def test_one_process_follows_into_a_folder(store: Store, follower: Follower, tmp_path: Path) -> None:
-    with pytest.raises(AlreadyFollowed), following(store, "p", tmp_path / "out", Spec()):
+    with pytest.raises(InUse), following(store, "p", tmp_path / "out", Spec()):
         pass
 
 

@@ -11,9 +11,26 @@ import pytest
 
 from tests import factories as make
 from tests.exporters.memory import MemorySource
-from tests.exporters.stores import all_scenarios, changed, flip_a_bit, only_row, rewritten, rows_of, stored
+from tests.exporters.stores import (
+    all_scenarios,
+    changed,
+    flip_a_bit,
+    only_row,
+    rewritten,
+    rows_of,
+    shard_of,
+    stored,
+)
 from tests.scenarios import SCENARIOS
-from tracestore.shards.manifest import read_manifest, write_manifest
+from tracestore.shards.manifest import (
+    Conservation,
+    Manifest,
+    ManifestCorrupt,
+    OtherSchema,
+    ShardEntry,
+    read_manifest,
+    write_manifest,
+)
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row, Segments
 from tracestore.store.store import Store
@@ -433,12 +450,12 @@ def test_a_missing_part_is_found(store: Store, out: Path) -> None:
 
 
 def test_a_flipped_bit_in_the_file_is_found_by_its_checksum(store: Store, out: Path) -> None:
-    flip_a_bit(out / "shard-00000.arrow")
+    flip_a_bit(shard_of(out))
     assert "shard_checksum" in names(store, out)
 
 
 def test_a_missing_shard_is_found(store: Store, out: Path) -> None:
-    (out / "shard-00000.arrow").unlink()
+    shard_of(out).unlink()
     assert {"shard_missing", "group_missing"} <= names(store, out)
 
 
@@ -449,18 +466,88 @@ def test_a_forged_table_is_found(store: Store, out: Path) -> None:
     assert {"sampled_count", "excluded_count"} <= names(store, out)
 
 
-@pytest.mark.parametrize("name", ["completions", "no_token_ids_calls", "no_token_ids_tokens"])
-def test_a_forged_count_of_answers_is_found(store: Store, out: Path, name: str) -> None:
+def forged(value: Any) -> Any:
+    """Another value of the same kind. A kind that no field had before is an error: add it here."""
+    match value:
+        case int():
+            return value + 1
+        case str():
+            return f"{value}x"
+        case None:
+            return 7
+        case dict():
+            return value | {"forged": 1}
+        case tuple():
+            return (*value, "forged")
+    raise NotImplementedError(type(value))
+
+
+AS_A_TEXT = {"tokenizer_hash", "template_hash"}
+STONE = {"kind": "episode", "id": "gone", "pos": 1}
+PIECES: dict[str, Callable[[Any], Any]] = {
+    "shards": lambda shards: (*shards, shards[0].model_copy(update={"file": "shard-00009.arrow"})),
+    "tombstones": lambda stones: (*stones, STONE),
+    "libraries": lambda libraries: libraries | {"numpy": "0"},
+    "conservation": lambda table: table.model_copy(update={"sampled_tokens": 1}),
+}
+FIELDS = [
+    *(("manifest", name) for name in Manifest.model_fields),
+    *(("shards", name) for name in ShardEntry.model_fields),
+    *(("conservation", name) for name in Conservation.model_fields),
+]
+
+
+@pytest.mark.parametrize(("part", "name"), FIELDS, ids=["-".join(field) for field in FIELDS])
+def test_no_field_of_a_manifest_can_be_forged(store: Store, out: Path, part: str, name: str) -> None:
     manifest = read_manifest(out)
-    table = manifest.conservation.model_copy(update={name: 77})
-    write_manifest(out, manifest.model_copy(update={"conservation": table}))
-    assert names(store, out) == {"answer_count"}
+    owner = {"manifest": manifest, "shards": manifest.shards[0], "conservation": manifest.conservation}[part]
+    said = getattr(owner, name)
+    if part == "manifest":
+        value = PIECES[name](said) if name in PIECES else "x" if name in AS_A_TEXT else forged(said)
+        update = {name: value}
+    else:
+        piece: Any = owner.model_copy(update={name: forged(said)})
+        update = {part: piece if part == "conservation" else (piece,)}
+    write_manifest(out, manifest.model_copy(update=update))
+    try:
+        assert names(store, out)
+    except (ManifestCorrupt, OtherSchema):
+        assert name in ("format", "schema_version", "schema_hash")
 
 
-@pytest.mark.parametrize("name", ["rows", "samples"])
-def test_a_forged_count_of_rows_is_found(store: Store, out: Path, name: str) -> None:
-    write_manifest(out, read_manifest(out).model_copy(update={name: 77}))
-    assert names(store, out) == {"row_count"}
+FORGED_SPECS = {
+    "a limit that nothing reaches": Spec(max_tokens=10**6),
+    "purposes that nothing has": Spec(purposes=("act", "summarize")),
+    "another ownership": Spec(ownership="tree_mean"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED_SPECS)
+def test_a_spec_that_would_have_given_the_same_rows_is_not_taken_for_the_one_that_did(
+    store: Store, out: Path, name: str
+) -> None:
+    forgery = FORGED_SPECS[name]
+    update = {"spec": forgery.model_dump(mode="json"), "spec_hash": forgery.spec_hash}
+    write_manifest(out, read_manifest(out).model_copy(update=update))
+    assert names(store, out) == {"plan_differs"}
+
+
+def test_what_is_counted_is_named_by_what_it_counts(store: Store, out: Path) -> None:
+    manifest = read_manifest(out)
+    assert (manifest.causes, manifest.groups) == ({"compaction": 1, "root": 1}, 1)
+    update = {"causes": {"compaction": 2}, "groups": 2, "notes": ("nothing",)}
+    write_manifest(out, manifest.model_copy(update=update))
+    assert names(store, out) == {"cause_count", "group_count", "notes_differ"}
+
+
+def test_a_forged_cause_is_found_in_the_shard_although_the_manifest_counts_it(
+    store: Store, out: Path
+) -> None:
+    row = only_row(out)
+    samples = tuple(replace(one, cause="root") for one in row.samples)
+    manifest = rewritten(out, [changed(row, samples=samples)])
+    write_manifest(out, manifest.model_copy(update={"causes": {"root": 2}}))
+    assert names(store, out) == {"sample_differs"}
 
 
 def test_an_export_of_another_project_is_not_verified_against_this_one(store: Store, out: Path) -> None:

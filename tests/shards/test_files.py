@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
+from tests.s3 import S3
 from tests.train.exports import export_of
 from tests.train.rows import random_row
 from tracestore.shards.batch import content_hash
 from tracestore.shards.files import BadPlace, Folder, Unreachable, Web, files_at
 from tracestore.shards.manifest import NotAnExport, read_manifest
 from tracestore.shards.read import Export, ShardCorrupt, ShardMissing, open_export
-
-BUCKET = "exports"
 
 
 @pytest.fixture(scope="module")
@@ -249,29 +248,13 @@ def test_a_folder_is_read_where_it_lies(export: Export) -> None:
     assert read_manifest(export.path) == read_manifest(Folder(export.path))
 
 
-def test_an_export_in_a_bucket_has_the_rows_of_the_folder(
-    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moto = pytest.importorskip("moto.server")
-    boto3 = pytest.importorskip("boto3")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    try:
-        client = boto3.client("s3", endpoint_url=endpoint)
-        client.create_bucket(Bucket=BUCKET)
-        for file in export.path.iterdir():
-            client.upload_file(str(file), BUCKET, f"runs/one/{file.name}")
-        found = open_export(f"s3://{BUCKET}/runs/one?endpoint={endpoint}&region=us-east-1")
-        assert hashes(found) == hashes(export)
-        with pytest.raises(NotAnExport):
-            open_export(f"s3://{BUCKET}/runs/none?endpoint={endpoint}&region=us-east-1")
-        client.delete_object(Bucket=BUCKET, Key=f"runs/one/{found.manifest.shards[1].file}")
-        with pytest.raises(ShardMissing):
-            list(found.rows())
-    finally:
-        server.stop()
+def test_an_export_in_a_bucket_has_the_rows_of_the_folder(export: Export, s3: S3) -> None:
+    for file in export.path.iterdir():
+        s3.client.upload_file(str(file), s3.bucket, f"runs/one/{file.name}")
+    found = open_export(f"{s3.url('runs/one')}&region=us-east-1")
+    assert hashes(found) == hashes(export)
+    with pytest.raises(NotAnExport):
+        open_export(f"{s3.url('runs/none')}&region=us-east-1")
+    s3.client.delete_object(Bucket=s3.bucket, Key=f"runs/one/{found.manifest.shards[1].file}")
+    with pytest.raises(ShardMissing):
+        list(found.rows())

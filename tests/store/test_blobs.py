@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tests import factories as make
 from tests.databases import empty_store
 from tests.factories import episode, posted
+from tests.s3 import S3
 from tracestore.store import Store
 from tracestore.store.blobs import Blobs, default_blobs, open_blobs
 from tracestore.store.blobs.base import (
@@ -39,8 +40,6 @@ from tracestore.store.delete import carry_out, delete_episode, delete_unused_blo
 from tracestore.store.verify import verify
 from tracestore.wire.blob import Blob
 from tracestore.wire.events import AnyEvent
-
-BUCKET = "blobs-of-tests"
 
 
 def named(data: bytes) -> str:
@@ -62,29 +61,13 @@ def get(blobs: Blobs, name: str, start: int = 0, stop: int | None = None, *, pro
     return b"".join(blobs.read(project, name, start=start, stop=size if stop is None else stop))
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """The endpoint of a server that speaks S3, with one bucket in it."""
-    moto = pytest.importorskip("moto.server")
-    boto3 = pytest.importorskip("boto3")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
-        boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket=BUCKET)
-        yield f"http://{host}:{port}"
-        server.stop()
-
-
 @pytest.fixture(params=["folder", "bucket"])
 def blobs(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Blobs:
     if request.param == "folder":
         return open_blobs(str(tmp_path / "blobs"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return open_blobs(f"s3://{BUCKET}/{tmp_path.name}?endpoint={request.getfixturevalue('s3')}")
+    s3: S3 = request.getfixturevalue("s3")
+    return open_blobs(s3.url(tmp_path.name))
 
 
 @pytest.fixture
@@ -297,16 +280,16 @@ def test_a_place_that_cannot_hold_blobs_is_refused_when_it_is_opened(
     assert "secret" not in str(caught.value)
 
 
-def test_a_bucket_that_is_not_there_is_refused_when_it_is_opened(s3: str) -> None:
+def test_a_bucket_that_is_not_there_is_refused_when_it_is_opened(s3: S3) -> None:
     with pytest.raises(BadBlobStore, match="check bucket"):
-        open_blobs(f"s3://no-such-bucket?endpoint={s3}")
+        open_blobs(f"s3://no-such-bucket?endpoint={s3.endpoint}")
 
 
 def test_a_large_object_is_sent_in_parts_and_comes_back_whole(
-    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    blobs = open_blobs(f"s3://{BUCKET}/large?endpoint={s3}")
+    blobs = open_blobs(s3.url("large"))
     data = random.Random(7).randbytes(40 * STEP)
     name = put(blobs, data)
     # 16 + 16 + 8 MiB.
@@ -316,10 +299,10 @@ def test_a_large_object_is_sent_in_parts_and_comes_back_whole(
 
 
 def test_an_object_whose_upload_fails_half_way_never_appears(
-    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    blobs = open_blobs(f"s3://{BUCKET}/broken?endpoint={s3}")
+    blobs = open_blobs(s3.url("broken"))
     data = random.Random(8).randbytes(33 * STEP)
     sent = _fail_at_part(2, blobs, monkeypatch)
     with pytest.raises(BlobStoreUnavailable):
@@ -336,23 +319,18 @@ def test_an_object_whose_upload_fails_half_way_never_appears(
     assert get(blobs, name) == data
 
 
-def _objects(endpoint: str, prefix: str) -> dict[str, tuple[int, int]]:
+def _objects(s3: S3, prefix: str) -> dict[str, tuple[int, int]]:
     """Size and number of parts of the objects under a prefix, by the last part of their names."""
-    import boto3
-
-    client = boto3.client("s3", endpoint_url=endpoint)
-    found = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/").get("Contents", [])
+    found = s3.client.list_objects_v2(Bucket=s3.bucket, Prefix=f"{prefix}/").get("Contents", [])
     return {
         one["Key"].rpartition("/")[2]: (one["Size"], int(one["ETag"].strip('"').partition("-")[2] or 1))
         for one in found
     }
 
 
-def _unfinished(endpoint: str) -> list[str]:
-    import boto3
-
-    client = boto3.client("s3", endpoint_url=endpoint)
-    return [one["Key"] for one in client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])]
+def _unfinished(s3: S3) -> list[str]:
+    found = s3.client.list_multipart_uploads(Bucket=s3.bucket).get("Uploads", [])
+    return [one["Key"] for one in found]
 
 
 def _fail_at_part(number: int, blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tracestore.errors import TracestoreError
-from tracestore.shards.durable import write_durably
-from tracestore.shards.files import Files, Folder
+from tracestore.shards.durable import partial_of, write_durably
+from tracestore.shards.files import Bucket, Files, Folder, Unreachable
 from tracestore.shards.schema import SCHEMA_VERSION, schema_hash
 from tracestore.shards.views import Ownership
 
@@ -152,9 +152,24 @@ def require_manifest(files: Files) -> bytes:
     try:
         return files.read(MANIFEST_NAME)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise NotAnExport(
-            path=files.where, hint="a manifest is written last: export again into an empty folder"
-        ) from error
+        raise NotAnExport(path=files.where, hint=_how_to_get_one(files)) from error
+
+
+def _how_to_get_one(files: Files) -> str:
+    if isinstance(files, Folder) and partial_of(files.path.absolute()).is_dir():
+        begun = partial_of(files.path)
+        return f"it was begun and is not finished ({begun}): the command that began it goes on with it"
+    if isinstance(files, Bucket) and _is_there(files, ".partial/plan.json"):
+        return "it was begun and is not finished: the command that began it goes on with it"
+    return "a manifest is written last: export again into an empty folder"
+
+
+def _is_there(files: Files, name: str) -> bool:
+    try:
+        files.read(name)
+    except (FileNotFoundError, Unreachable):
+        return False
+    return True
 
 
 def read_manifest(place: Path | Files) -> Manifest:
@@ -162,13 +177,23 @@ def read_manifest(place: Path | Files) -> Manifest:
 
     Raises:
         NotAnExport: there is no manifest.
-        ManifestCorrupt: it does not parse, or its content is not what its hash says.
-        OtherSchema: the shards have another schema version or other fields.
+        ManifestCorrupt, OtherSchema: see `parse_manifest`.
         Unreachable: see `tracestore.shards.files`.
     """
     files = Folder(place) if isinstance(place, Path) else place
-    path = f"{files.where}/{MANIFEST_NAME}"
-    text = require_manifest(files)
+    return parse_manifest(require_manifest(files), path=f"{files.where}/{MANIFEST_NAME}")
+
+
+def parse_manifest(text: bytes, *, path: str) -> Manifest:
+    """The manifest that a file holds, checked against its own hash and this version's schema.
+
+    Args:
+        path: what the file is called in errors.
+
+    Raises:
+        ManifestCorrupt: it does not parse, or its content is not what its hash says.
+        OtherSchema: the shards have another schema version or other fields.
+    """
     try:
         value = json.loads(text)
         body = value["manifest"]

@@ -14,7 +14,7 @@ from typing import BinaryIO, Literal
 import pyarrow as pa
 
 from tracestore.shards.batch import ContentHash, to_batch
-from tracestore.shards.durable import fsync_folder
+from tracestore.shards.durable import fsync_folder, partial_of
 from tracestore.shards.manifest import ShardEntry
 from tracestore.shards.row import Row
 from tracestore.shards.schema import SCHEMA
@@ -34,7 +34,7 @@ def write_shard(
             processes name one each.
     """
     if partial is None:
-        partial = path.with_name(f".{path.name}.partial")
+        partial = partial_of(path)
     try:
         with partial.open("wb") as file:
             written = write_rows(file, rows, compression=compression)
