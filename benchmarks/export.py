@@ -1,6 +1,6 @@
 """How fast recorded ids become finished shards: tokens/s, bytes, memory, beside how others make samples.
 
-    python benchmarks/export.py [--rollouts N] [--rounds N] [--postgres] [--peers [--venvs DIR]]
+    python benchmarks/export.py [--rollouts N] [--rounds N] [--postgres] [--peers [--venvs DIR]] [--render]
     python benchmarks/export.py --store URL [--rounds N]
 
 The store holds rollouts of `workload.py` with prompt ids and logprobs. A token counts once, however many
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import export_peers
+import export_rendered
 import numpy as np
 from ingest import json_loads_us
 from workload import CALLS_PER_ROLLOUT, Workload, calls_of, unpacked, workload
@@ -78,6 +79,8 @@ def main() -> None:
         result |= _told("store", [measured(args.store) for _ in range(args.rounds)])
     else:
         result |= _of_workload(made, args)
+    if args.render:
+        result |= export_rendered.measured(made, rounds=args.rounds)
     result["load_average_after"] = round(os.getloadavg()[0], 2)
     result["json_loads_us_after"] = json_loads_us(made)
     print(json.dumps(result))
@@ -264,6 +267,11 @@ def _arguments() -> argparse.Namespace:
         "--peers",
         action="store_true",
         help="verifiers, and datasets with a chat template, in the same rounds",
+    )
+    parser.add_argument(
+        "--render",
+        action="store_true",
+        help="text-only rollouts by a chat template too, beside Dataset.map with apply_chat_template",
     )
     parser.add_argument(
         "--venvs",

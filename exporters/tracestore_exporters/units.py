@@ -190,6 +190,8 @@ class _MediaParts:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._known: dict[str, tuple[str, ...]] = {}
+        self._of_message: dict[Raw, tuple[str, ...]] = {}
+        """A context holds the messages of the one before it."""
 
     def of(self, call_id: str) -> tuple[str, ...]:
         """Parts of the whole context of a call: of its parents too where it was posted as a delta."""
@@ -203,17 +205,20 @@ class _MediaParts:
             current = self._graph.calls.get(current.parent_call_id or "") if delta else None
         parts = self._known.get(current.id, ()) if current is not None else ()
         for call in reversed(chain):
-            parts = parts + _media_hashes(call)
+            parts = parts + self._own(call)
             self._known[call.id] = parts
         return self._known[call_id]
 
-
-def _media_hashes(call: Call) -> tuple[str, ...]:
-    request = call.request
-    if request is None or not may_hold_media(request):
-        return ()
-    messages = context_messages(request, call.dialect)
-    return tuple(part for message in messages for part in media_parts(message))
+    def _own(self, call: Call) -> tuple[str, ...]:
+        request = call.request
+        if request is None or not may_hold_media(request):
+            return ()
+        found: tuple[str, ...] = ()
+        for message in context_messages(request, call.dialect):
+            if message not in self._of_message:
+                self._of_message[message] = media_parts(message)
+            found += self._of_message[message]
+        return found
 
 
 def resolve_inputs(unit: Unit, parent: Unit | None, *, continues: bool) -> Inputs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,16 +14,22 @@ _PART_TYPES = frozenset(
     | {"audio", "input_audio", "video", "video_url", "input_video"}
     | {"document", "file", "input_file"}
 )
-_PART_HINT = re.compile(rb'image|screenshot|audio|video|"document"|"(?:input_)?file"|\\u00[5-7]')
-"""In the bytes of every message with such a part; the last is a letter of its type as a JSON escape."""
+_LETTERS = (b"\\u005", b"\\u006", b"\\u007")
 
 
 def may_hold_media(text: bytes) -> bool:
-    """False where no message in a text holds such a part."""
-    # Found much faster than the expression, to which few texts get.
-    is_likely = b"image" in text or b"screenshot" in text or b"audio" in text or b"video" in text
-    is_likely = is_likely or b'"document"' in text or b'file"' in text or b"\\u00" in text
-    return is_likely and _PART_HINT.search(text) is not None
+    """False where no message in a text holds such a part: its type stands in it, or a letter of it as a JSON
+    escape."""
+    # One word after another: a regular expression of them all takes ten times as long.
+    return (
+        b"image" in text
+        or b"screenshot" in text
+        or b"audio" in text
+        or b"video" in text
+        or b'"document"' in text
+        or (b'file"' in text and (b'"file"' in text or b'"input_file"' in text))
+        or (b"\\u00" in text and any(escape in text for escape in _LETTERS))
+    )
 
 
 def media_parts(message: Raw) -> tuple[str, ...]:

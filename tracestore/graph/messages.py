@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tracestore.graph.spans import Place, elements, first_byte, members
@@ -96,8 +97,14 @@ class ToolUse:
     """As sampled: the string, or the JSON text where the dialect has an object. Never repaired."""
 
 
+@lru_cache(maxsize=2)
+def _fields(request: bytes) -> Mapping[str, Place]:
+    """The members of a request: whoever asks for its messages often asks for its tools next."""
+    return members(request)
+
+
 def message_parts(
-    request: bytes, dialect: Dialect = "openai_chat", *, fields: dict[str, Place] | None = None
+    request: bytes, dialect: Dialect = "openai_chat", *, fields: Mapping[str, Place] | None = None
 ) -> tuple[Part, ...]:
     """The messages of a request by their place, in the order in which the model reads them.
 
@@ -107,7 +114,7 @@ def message_parts(
         fields: the `members` of the request, where the caller has them.
     """
     if fields is None:
-        fields = members(request)
+        fields = _fields(request)
     parts: list[Part] = []
     for name, role in _CONTEXT_FIELDS[dialect]:
         if name in fields:
@@ -163,7 +170,7 @@ def request_tools(request: Raw | None) -> Raw | None:
     """The `tools` of a request as posted; None where there are none or null, which is not []."""
     if request is None:
         return None
-    fields = members(request)
+    fields = _fields(request)
     if "tools" not in fields:
         return None
     start, end = fields["tools"]

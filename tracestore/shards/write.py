@@ -91,9 +91,10 @@ class Written:
 
 
 def _options(compression: Compression) -> pa.ipc.IpcWriteOptions:
-    if compression == "none":
-        return pa.ipc.IpcWriteOptions()
-    return pa.ipc.IpcWriteOptions(compression=pa.Codec(compression, 1 if compression == "zstd" else None))
+    # One after the other: a row has some hundred buffers, most of them small, and handing them to threads
+    # takes longer than to compress them.
+    codec = None if compression == "none" else pa.Codec(compression, 1 if compression == "zstd" else None)
+    return pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
 
 
 def file_sha256(path: Path) -> str:
