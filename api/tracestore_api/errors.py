@@ -220,3 +220,9 @@ class ExportFileNotFound(TracestoreError):
     """The export has no such file."""
 
     status: ClassVar[int] = 404
+
+
+class ExportNotFollowed(TracestoreError):
+    """This export does not go on, so nothing is behind."""
+
+    status: ClassVar[int] = 404

@@ -33,7 +33,7 @@ from tracestore_exporters.follow import (
     following,
     looks,
 )
-from tracestore_exporters.lag import Lag, lag
+from tracestore_exporters.lag import Lag, Untrained, lag
 from tracestore_exporters.spec import Spec
 from tracestore_exporters.verify import verify_export
 
@@ -638,14 +638,17 @@ def test_lag_counts_what_is_not_trained_and_what_is_not_followed(
     post(store, make.consumption("u", "b-c", episode="b", run="r1"))
     log = Log.open(tmp_path / "out")
     expected = Lag(
+        manifest_hash=log.first_hash,
         groups=3,
         unconsumed_groups=2,
         unconsumed_tokens=4,
         oldest_version=3,
         newest_version=4,
+        late_tokens=0,
         waiting_groups=0,
         snapshot=7,
         followed=6,
+        runs={"r1": Untrained(2, 4, 3, 4)},
     )
     assert lag(store, "p", log) == lag(store, "p", log, run="r1") == expected
     assert expected.behind == 1
@@ -657,8 +660,25 @@ def test_lag_counts_what_is_not_trained_and_what_is_not_followed(
     assert (found.groups, found.unconsumed_groups, found.waiting_groups) == (4, 3, 0)
 
 
+def test_lag_tells_training_runs_apart_and_counts_what_came_late(
+    store: Store, follower: Follower, tmp_path: Path
+) -> None:
+    post(store, *rollout("a", version=3), *rollout("b", version=5), *rollout("c", version=4))
+    step(follower)
+    post(store, make.consumption("u", "b-c", episode="b", run="r1"))
+    post(store, *(make.consumption(f"u{id_}", f"{id_}-c", episode=id_, run="r2") for id_ in "ab"))
+    post(store, answered("a-late", "a", 7, 8, 9))
+    step(follower)
+    found = lag(store, "p", Log.open(tmp_path / "out"))
+    assert found.late_tokens == 3
+    assert found.runs == {"r1": Untrained(2, 4, 3, 4), "r2": Untrained(1, 2, 4, 4)}
+    assert (found.unconsumed_groups, found.oldest_version) == (1, 4)
+
+
 def test_nothing_followed_is_no_lag_and_no_version(store: Store, follower: Follower, tmp_path: Path) -> None:
-    assert lag(store, "p", Log.open(tmp_path / "out")) == Lag(0, 0, 0, None, None, 0, 0, 0)
+    found = lag(store, "p", Log.open(tmp_path / "out"))
+    numbers = {"groups": 0, "late_tokens": 0, "waiting_groups": 0, "snapshot": 0, "followed": 0}
+    assert found == Lag(0, 0, None, None, manifest_hash=follower.log.first_hash, **numbers, runs={})
 
 
 def test_many_processes_may_come_and_go(store: Store, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -259,6 +259,20 @@ class Log:
         """The folder of a log on this machine."""
         assert isinstance(self.files, Folder), f"{self.files.where} is no folder"
         return self.files.path
+
+    def copy(self) -> Self:
+        """As it is now: what is read of this one later is not in it."""
+        dead = {file: set(places) for file, places in self.dead.items()}
+        return replace(
+            self,
+            groups=dict(self.groups),
+            group_of=dict(self.group_of),
+            late=dict(self.late),
+            revisions=dict(self.revisions),
+            shards=dict(self.shards),
+            dead=dead,
+            deleted=list(self.deleted),
+        )
 
     def append(self, entry: Entry) -> None:
         """Write the next entry: what it names is followed from here on."""
