@@ -52,7 +52,7 @@ from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row
 from tracestore.shards.schema import schema_hash
 from tracestore.shards.write import write_shard
-from tracestore.store.changes import Changes, changes, groups_with
+from tracestore.store.changes import Changes, changes, going_on, groups_with
 from tracestore.store.load import SnapshotGone
 from tracestore.store.query import GroupRef
 from tracestore.store.store import NotFound, Store
@@ -71,8 +71,12 @@ JUDGEMENTS = frozenset({"reward", "candidate_set", "candidate_selection"})
 """Kinds of events that say something of what was sampled, often long after: rows take them all the same."""
 IGNORED = frozenset({"consumption"})
 """Kinds that say nothing of a row."""
-UNSTATED_S = 60.0
-"""How long a group is left that is closed only because nothing of an episode but its parts has come."""
+UNSTATED_S = 1800.0
+"""How long a group is left, if nobody says otherwise, that is closed only because nothing of an episode but
+its parts has come: a tool may run that long between two calls, and what comes after is late for good."""
+ENTRY_POSITIONS = 20_000
+"""Commit positions that one look takes: a killed process has lost no more than these, and no entry grows with
+what was there before anybody followed."""
 _LOCK = ".follow.lock"
 _SHARD = re.compile(r"\.?shard-\d{8}-\d{4,}\.arrow(\.partial)?")
 
@@ -168,7 +172,9 @@ class Step:
     entry: Entry | None
     """What was added; None: nothing, or nothing yet."""
     is_news: bool
-    """Whether anything had come."""
+    """Whether anything had come, or is to be looked at again."""
+    is_more: bool = False
+    """Whether more had come than one look takes."""
 
 
 @dataclass
@@ -186,6 +192,8 @@ class _Draft:
     """The next entry."""
 
     snapshot: int
+    is_partial: bool
+    """Whether more had come than is looked at."""
     shards: list[ShardEntry] = field(default_factory=list)
     groups: list[LoggedGroup] = field(default_factory=list)
     undone: dict[GroupName, Tombstone] = field(default_factory=dict)
@@ -200,6 +208,8 @@ class _Draft:
     """Closed groups that are left for now, and until when."""
     again: dict[GroupName, _Touched] = field(default_factory=dict)
     """Groups that changed while they were read, and what had come of them."""
+    going_on: set[GroupName] = field(default_factory=set)
+    """Groups of which more has come than is looked at."""
 
     @property
     def is_empty(self) -> bool:
@@ -218,13 +228,24 @@ class Follower:
     """A log that goes on. Made by `following`, which lets only one into a folder."""
 
     def __init__(
-        self, store: Store, project: str, log: Log, spec: Spec, *, settle_s: float, chat: Chat | None
+        self,
+        store: Store,
+        project: str,
+        log: Log,
+        spec: Spec,
+        *,
+        settle_s: float,
+        unstated_s: float,
+        most: int,
+        chat: Chat | None,
     ) -> None:
         self.log = log
         self._store = store
         self._project = project
         self._spec = spec
         self._settle_s = settle_s
+        self._unstated_s = unstated_s
+        self._most = most
         self._whole = source_of(store, spec, chat)
         self._seen = source_of(SeenSource(store, log), spec, chat)
         self._read_to = log.snapshot
@@ -269,17 +290,19 @@ class Follower:
         return found
 
     def step(self, *, is_last: bool = False) -> Step:
-        """Look once at what has come, and write an entry if there is something to write.
+        """Look once at what has come, or at as much of it as one look takes, and write an entry if there is
+        something to write.
 
         Args:
-            is_last: leave no closed group for later.
+            is_last: leave no closed group for later, if this is all that has come.
         """
-        found = changes(self._store, self._project, after=self._read_to, ignored=IGNORED)
-        draft = _Draft(found.snapshot)
+        found = changes(self._store, self._project, after=self._read_to, most=self._most, ignored=IGNORED)
+        is_partial = found.snapshot < found.latest
+        draft = _Draft(found.snapshot, is_partial)
         redacted_at = max([self._redacted_at, *(last for _, last in found.redactions)])
         entry = None
         try:
-            touched = self._read(draft, found, is_last=is_last)
+            touched = self._read(draft, found, is_last=is_last and not is_partial)
             if not draft.is_empty or found.deleted or redacted_at > self._redacted_at:
                 entry = self._write(draft, found, touched, redacted_at)
         except BaseException:
@@ -290,7 +313,8 @@ class Follower:
         if found.snapshot != self._read_to:
             self._stripping = set(found.stripping)
         self._read_to, self._redacted_at = found.snapshot, redacted_at
-        return Step(entry, bool(found.kinds or found.groups or found.deleted))
+        is_news = bool(found.kinds or found.groups or found.deleted or draft.again)
+        return Step(entry, is_news or is_partial, is_partial)
 
     def _read(self, draft: _Draft, found: Changes, *, is_last: bool) -> set[GroupName]:
         """Fill the draft; the groups that were looked at."""
@@ -300,6 +324,8 @@ class Follower:
             draft.open = dict.fromkeys(self._open)
             return {*self._open, *self._waiting, *self._again}
         touched, refs = self._touched(found, is_last=is_last)
+        if draft.is_partial:
+            draft.going_on = self._going_on(found, touched)
         # Those of earlier looks too: a group may have changed while it was read without them.
         gone = _gone([*self.log.deleted, *found.deleted])
         self._write_shards(draft, self._considered(draft, touched, refs, gone, is_last=is_last))
@@ -339,6 +365,18 @@ class Follower:
         if self._spec.groups is not None:
             touched = {name: what for name, what in touched.items() if name.id in self._spec.groups}
         return touched, {name_of(ref): ref for ref in refs}
+
+    def _going_on(self, found: Changes, touched: Iterable[GroupName]) -> set[GroupName]:
+        names = [name for name in touched if name not in self.log.groups]
+        episodes, groups = going_on(
+            self._store,
+            self._project,
+            after=found.snapshot,
+            episode_ids=(name.id for name in names if name.kind == "episode"),
+            group_ids=(name.id for name in names if name.kind == "group"),
+            ignored=IGNORED,
+        )
+        return {name for name in names if name.id in (episodes if name.kind == "episode" else groups)}
 
     def _came(
         self,
@@ -502,7 +540,12 @@ class Follower:
     ) -> bool:
         if group_info(graphs, project=self._project, group=group) is None:
             return False
-        wait_s = self._settle_s if is_stated(graphs, group) else max(self._settle_s, UNSTATED_S)
+        if (
+            name in draft.going_on
+        ):  # what is there already is not late: the look that reads it takes the group
+            draft.waiting[name] = time.monotonic()
+            return False
+        wait_s = self._settle_s if is_stated(graphs, group) else max(self._settle_s, self._unstated_s)
         until = self._heard.get(name, time.monotonic()) + wait_s
         if is_last or time.monotonic() >= until:
             return True
@@ -712,6 +755,8 @@ def following(
     spec: Spec,
     *,
     settle_s: float = 0.0,
+    unstated_s: float = UNSTATED_S,
+    most: int = ENTRY_POSITIONS,
     chat: Chat | None = None,
 ) -> Iterator[Follower]:
     """A follower into a folder, which goes on where an earlier one has come to.
@@ -719,7 +764,10 @@ def following(
     Args:
         out: a folder that does not exist, is empty, or follows the same already.
         settle_s: how long a closed group is left after the last of its events that came, in seconds, since
-            more may come; where nobody said that an episode has ended, at least `UNSTATED_S`.
+            more may come.
+        unstated_s: how long at least where nobody said that an episode has ended: none of it came but its
+            parts.
+        most: commit positions that one look takes.
 
     Raises:
         NotEmpty: something else is in the folder.
@@ -737,7 +785,9 @@ def following(
         for path in folder.iterdir():
             if _SHARD.fullmatch(path.name) and path.name not in log.shards:
                 path.unlink()  # of a process that was killed before it could write the entry
-        yield Follower(store, project, log, spec, settle_s=settle_s, chat=chat)
+        yield Follower(
+            store, project, log, spec, settle_s=settle_s, unstated_s=unstated_s, most=most, chat=chat
+        )
 
 
 def looks(
@@ -760,7 +810,7 @@ def looks(
             yield step.entry
         elif is_last and not step.is_news:
             return
-        else:
+        elif not step.is_more:
             time.sleep(interval_s)
 
 

@@ -109,6 +109,7 @@ def test_a_project_that_has_not_begun_is_followed(
         ["--interval", "1"],
         ["--until-idle", "1"],
         ["--settle", "1"],
+        ["--silence", "1"],
         ["--run", "r"],
         ["--follow", "--lag"],
         ["--follow", "--snapshot", "1"],

@@ -412,12 +412,13 @@ def test_a_source_that_grew_writes_its_group_anew(store: Store, follower: Follow
     assert same_as_batch(store, tmp_path / "out")
 
 
+@pytest.mark.parametrize(("given", "silence_s"), [({}, 1800), ({"unstated_s": 60}, 60)])
 def test_what_nobody_said_has_ended_is_left_until_nothing_more_comes(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, float], silence_s: int
 ) -> None:
     now = 0.0
     monkeypatch.setattr(follow_module.time, "monotonic", lambda: now)
-    with following(store, "p", tmp_path / "out", Spec(), settle_s=5) as follower:
+    with following(store, "p", tmp_path / "out", Spec(), settle_s=5, **given) as follower:  # type: ignore[arg-type]
         post(store, answered("a-0", "a", 1), *rollout("b"))
         assert follower.step().entry is None
         now = 5
@@ -425,13 +426,94 @@ def test_what_nobody_said_has_ended_is_left_until_nothing_more_comes(
         assert (written(entry), entry.waiting) == ([("b", 0, ("b",))], (GroupName("episode", "a"),))
         assert verify_export(store, "p", tmp_path / "out").findings == []
         assert lag(store, "p", Log.open(tmp_path / "out")).waiting_groups == 1
+        now = silence_s - 1
         post(store, answered("a-1", "a", 2))
-        now = 64
         assert follower.step().entry is None
-        now = 123
+        now = 2 * silence_s - 2
         assert follower.step().entry is None
-        now = 124
-        assert written(step(follower)) == [("a", 0, ("a",))]
+        now = 2 * silence_s - 1
+        entry = step(follower)
+        assert (written(entry), entry.conservation.excluded) == ([("a", 0, ("a",))], {})
+
+
+def test_an_episode_that_said_it_began_waits_for_its_end_however_long_it_is_silent(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(follow_module.time, "monotonic", lambda: now)
+    with following(store, "p", tmp_path / "out", Spec(), unstated_s=1) as follower:
+        post(store, make.episode("a", phase="start"), answered("a-0", "a", 1))
+        assert follower.step().entry is None
+        now = 10_000
+        assert follower.step().entry is None
+        post(store, answered("a-1", "a", 2), make.episode("a", phase="end", status="ok"))
+        entry = step(follower)
+        assert (written(entry), entry.conservation.excluded) == ([("a", 0, ("a",))], {})
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_what_was_there_before_is_followed_a_bounded_part_at_a_time_and_none_of_it_is_late(
+    store: Store, tmp_path: Path, most: int
+) -> None:
+    """`g` would be closed after its first episode, and `a` before its reward, if only that had come."""
+    out = tmp_path / "out"
+    post(store, *rollout("a"), *rollout("b", "g"), answered("unsaid", "u", 1))
+    post(store, *rollout("c", "g"), make.reward("r", 0.5, episode="a"), answered("more", "u", 2))
+    with following(store, "p", out, Spec(), most=most) as follower:
+        entries = list(looks(follower, interval_s=0.001, until_idle_s=0.001))
+    groups = [one for entry in entries for one in written(entry)]
+    assert sorted(groups) == [("a", 0, ("a",)), ("g", 0, ("b", "c")), ("u", 0, ("u",))]
+    assert entries[-1].conservation.excluded == {}
+    assert [entry.snapshot for entry in entries] == sorted(entry.snapshot for entry in entries)
+    assert len(entries) > 1
+    assert same_as_batch(store, out)
+
+
+def test_a_killed_process_has_lost_no_more_than_one_look(store: Store, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    post(store, *(event for number in range(6) for event in rollout(f"e{number}")))
+    groups = []
+    for _ in range(3):
+        with following(store, "p", out, Spec(), most=4) as follower:
+            entry = step(follower)
+            groups += written(entry)
+            assert verify_export(store, "p", out).findings == []
+    assert groups == [(f"e{number}", 0, (f"e{number}",)) for number in range(6)]
+    assert same_as_batch(store, out)
+
+
+def test_a_deletion_behind_what_one_look_takes_is_followed(store: Store, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    post(store, *rollout("a", "g"), *rollout("b", "g"))
+    with following(store, "p", out, Spec(), most=2) as follower:
+        list(looks(follower, interval_s=0.001, until_idle_s=0.001))
+        post(store, make.reward("r", 0.5, episode="a"), *rollout("c"), *rollout("d"))
+        delete.delete_episode(store, "p", "b")
+        list(looks(follower, interval_s=0.001, until_idle_s=0.001))
+    assert same_as_batch(store, out)
+
+
+def test_looks_do_not_end_while_a_group_is_to_be_read_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody said that `u` has ended, so the last look takes it; an event of it is replaced just then."""
+    out = tmp_path / "out"
+    post(store, answered("c", "u", 1))
+    graphs, more = Store.training_graphs, answered("c", "u", 1, 2).model_copy(update={"revision": 1})
+    num_reads = 0
+
+    def replaced_before(self: Store, *asked: Any, **how: Any) -> list[Graph]:
+        nonlocal num_reads
+        num_reads += 1
+        if num_reads == 2:
+            post(store, more)
+        return graphs(self, *asked, **how)
+
+    monkeypatch.setattr(Store, "training_graphs", replaced_before)
+    with following(store, "p", out, Spec()) as follower:
+        entries = list(looks(follower, interval_s=0.001, until_idle_s=0.05))
+    assert [one for entry in entries for one in written(entry)] == [("u", 0, ("u",))]
+    assert same_as_batch(store, out)
 
 
 def test_groups_of_the_spec_may_come_later_and_no_other_is_followed(store: Store, tmp_path: Path) -> None:

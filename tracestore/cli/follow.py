@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tracestore.shards.log import Entry, Log
     from tracestore_exporters.spec import Spec
 
-_OF_FOLLOW = ("interval", "until_idle", "settle")
+_OF_FOLLOW = ("interval", "until_idle", "settle", "silence")
 
 
 def add_follow_flags(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +43,14 @@ def add_follow_flags(parser: argparse.ArgumentParser) -> None:
         "--settle",
         type=positive_number,
         metavar="S",
-        help="leave a closed group for so many seconds after its last event (default: 0; an episode that"
-        " nobody said has ended: at least 60)",
+        help="leave a closed group for so many seconds after its last event (default: 0)",
+    )
+    parser.add_argument(
+        "--silence",
+        type=positive_number,
+        metavar="S",
+        help="take an episode without an event of its own, which nobody says has ended, as ended when nothing"
+        " has come of it for so many seconds; what comes after is late (default: 1800)",
     )
     parser.add_argument(
         "--lag", action="store_true", help="say what of a followed folder is not trained, and what is behind"
@@ -79,7 +85,7 @@ def require_sense(args: argparse.Namespace) -> None:
 def run_follow(args: argparse.Namespace, spec: Spec) -> Log:
     """Follow until idle, or until the process is ended; what is there then."""
     from tracestore.cli.export import register_made
-    from tracestore_exporters.follow import following, looks
+    from tracestore_exporters.follow import UNSTATED_S, following, looks
 
     with (
         opened_store(args, create=False) as store,
@@ -89,6 +95,7 @@ def run_follow(args: argparse.Namespace, spec: Spec) -> Log:
             args.out,
             spec,
             settle_s=args.settle or 0.0,
+            unstated_s=args.silence or UNSTATED_S,
             chat=chat_of(args),
         ) as follower,
     ):
