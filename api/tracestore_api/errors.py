@@ -222,6 +222,12 @@ class ExportFileNotFound(TracestoreError):
     status: ClassVar[int] = 404
 
 
+class ExportFileErased(TracestoreError):
+    """Something in this shard was deleted, and the shard with it."""
+
+    status: ClassVar[int] = 410
+
+
 class ExportNotFollowed(TracestoreError):
     """This export does not go on, so nothing is behind."""
 

@@ -23,7 +23,7 @@ from tracestore.errors import TracestoreError
 from tracestore.store.exports import Registered, exports, gone, registered
 from tracestore_api.access import Project
 from tracestore_api.deletions import number_before, numbered_page
-from tracestore_api.errors import ExportFileNotFound, ExportNotFollowed, ExportNotServed
+from tracestore_api.errors import ExportFileErased, ExportFileNotFound, ExportNotFollowed, ExportNotServed
 from tracestore_api.logs import Logs
 from tracestore_api.parameters import Page, Parameters
 from tracestore_api.ranges import described_bytes, part_of
@@ -183,6 +183,7 @@ def get_export_file(
     """A shard of an export, its manifest or a file of its log, or a range of it."""
     with _served(registered(store, project, manifest_hash), place) as served:
         shard, is_document = served.shard(name), served.is_document(name)
+        is_erased = served.log is not None and name in served.log.moved
     path = served.folder / name
     if shard is not None:
         tag, size = shard.sha256, shard.size
@@ -190,6 +191,9 @@ def get_export_file(
     elif is_document:
         data = path.read_bytes()
         tag, size = hashlib.sha256(data).hexdigest(), len(data)
+    elif is_erased:
+        hint = "the log says which shard has the rows that count: read its entries, or open the export again"
+        raise ExportFileErased(file=name, hint=hint)
     else:
         raise ExportFileNotFound(file=name, hint="GET /v1/exports/{manifest_hash} lists its shards")
     part = part_of(request.headers, tag=tag, size=size, described=described_bytes(tag))

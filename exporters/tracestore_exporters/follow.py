@@ -13,6 +13,9 @@ A deleted episode takes its group's rows with it; the others come again without 
 show them. So does a group of which text or ids were redacted, and one of which an event came in a higher
 revision; since what that event said before is not kept, such a group is read anew, what was late included.
 
+What was deleted or redacted leaves the files too: a shard that holds it, in rows of whatever revision, is
+written again without the rows that count no more, and removed once the entry that says so is there.
+
 Nothing but the log says what was written. A process that is killed has written the next entry or has not.
 """
 
@@ -33,7 +36,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tracestore.errors import TracestoreError
 from tracestore.graph.build import build
 from tracestore.graph.model import Graph
-from tracestore.shards.batch import content_hash, to_batch
+from tracestore.shards.batch import content_hash, from_batch, to_batch
+from tracestore.shards.durable import fsync_folder
 from tracestore.shards.files import Folder
 from tracestore.shards.log import (
     LOG_FOLDER,
@@ -43,11 +47,14 @@ from tracestore.shards.log import (
     LateGroup,
     Log,
     LoggedGroup,
+    Rewritten,
     Tombstone,
     Why,
+    entry_name,
     is_followed,
 )
 from tracestore.shards.manifest import Conservation, ShardEntry
+from tracestore.shards.read import Export
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row
 from tracestore.shards.schema import schema_hash
@@ -195,6 +202,7 @@ class _Draft:
     is_partial: bool
     """Whether more had come than is looked at."""
     shards: list[ShardEntry] = field(default_factory=list)
+    rewritten: list[Rewritten] = field(default_factory=list)
     groups: list[LoggedGroup] = field(default_factory=list)
     undone: dict[GroupName, Tombstone] = field(default_factory=dict)
     freed: set[GroupName] = field(default_factory=set)
@@ -212,8 +220,13 @@ class _Draft:
     """Groups of which more has come than is looked at."""
 
     @property
+    def replacements(self) -> list[ShardEntry]:
+        """The shards with the rows that count of those that were written again."""
+        return [one.shard for one in self.rewritten if one.shard is not None]
+
+    @property
     def is_empty(self) -> bool:
-        return not (self.groups or self.undone or self.late)
+        return not (self.groups or self.undone or self.late or self.rewritten)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,12 +316,16 @@ class Follower:
         entry = None
         try:
             touched = self._read(draft, found, is_last=is_last and not is_partial)
+            self._rewrite(draft, found, is_redacted=redacted_at > self._redacted_at)
             if not draft.is_empty or found.deleted or redacted_at > self._redacted_at:
                 entry = self._write(draft, found, touched, redacted_at)
         except BaseException:
-            for shard in draft.shards:
-                (self.log.folder / shard.file).unlink(missing_ok=True)
+            # An entry that could not be synced may be there all the same.
+            if not (self.log.folder / entry_name(self.log.number + 1)).exists():
+                for shard in (*draft.shards, *draft.replacements):
+                    (self.log.folder / shard.file).unlink(missing_ok=True)
             raise
+        self._remove(draft)
         self._note(draft, touched)
         if found.snapshot != self._read_to:
             self._stripping = set(found.stripping)
@@ -588,7 +605,7 @@ class Follower:
         """As many groups a file as the spec says. Each is read when it is written: memory stays at one."""
         with_rows = self._with_rows(draft, written)
         while (first := next(with_rows, None)) is not None:
-            file = f"shard-{self.log.number + 1:08d}-{len(draft.shards):04d}.arrow"
+            file = self._file(len(draft.shards))
             groups = chain([first], islice(with_rows, self._spec.shard_rows - 1))
             shard = write_shard(
                 self.log.folder / file,
@@ -597,6 +614,10 @@ class Follower:
             )
             assert shard is not None
             draft.shards.append(shard)
+
+    def _file(self, place: int) -> str:
+        """Name of a shard of the next entry."""
+        return f"shard-{self.log.number + 1:08d}-{place:04d}.arrow"
 
     def _with_rows(self, draft: _Draft, written: Iterator[_Written]) -> Iterator[_Written]:
         for one in written:
@@ -611,6 +632,32 @@ class Follower:
             draft.groups.append(one.group.model_copy(update={"file": file, "first_row": place}))
             place += len(one.rows)
             yield from one.rows
+
+    def _rewrite(self, draft: _Draft, found: Changes, *, is_redacted: bool) -> None:
+        """Write again, without the rows that count no more, what holds something that may not stay."""
+        gone = self.log.to_rewrite(
+            draft.undone.values(),
+            deleted=(stone["id"] for stone in found.deleted),
+            is_all=is_redacted or found.is_deleted,
+        )
+        here = Export(self.log.files, self.log.manifest(), self.log)
+        for file, places in sorted(gone.items()):
+            batches = enumerate(here.all_batches(self.log.shards[file]))
+            name = self._file(len(draft.shards) + len(draft.replacements))
+            shard = write_shard(
+                self.log.folder / name,
+                (from_batch(batch) for place, batch in batches if place not in places),
+                compression=self._spec.compression,
+            )
+            draft.rewritten.append(Rewritten(file=file, shard=shard))
+
+    def _remove(self, draft: _Draft) -> None:
+        """Remove the shards that were written again. One that a kill leaves goes when the folder is followed
+        again: no entry names it as there."""
+        for one in draft.rewritten:
+            (self.log.folder / one.file).unlink(missing_ok=True)
+        if draft.rewritten:
+            fsync_folder(self.log.folder)
 
     def _write(self, draft: _Draft, found: Changes, touched: set[GroupName], redacted_at: int) -> Entry:
         log = self.log
@@ -637,6 +684,7 @@ class Follower:
             shards=tuple(draft.shards),
             groups=tuple(draft.groups),
             tombstones=tuple(draft.undone.values()),
+            rewritten=tuple(draft.rewritten),
             late=tuple(draft.late.values()),
             waiting=tuple(sorted(self._still_waiting(draft, touched).keys() | draft.again.keys())),
             deleted=found.deleted,

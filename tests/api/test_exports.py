@@ -23,7 +23,7 @@ from tests.exporters.stores import all_scenarios
 from tests.factories import posted
 from tests.shards.test_log import HEADER
 from tracestore.cli.main import main
-from tracestore.shards.files import Folder
+from tracestore.shards.files import ERASED, Folder
 from tracestore.shards.log import Log
 from tracestore.shards.manifest import Manifest, read_manifest, write_manifest
 from tracestore.store import Store
@@ -264,6 +264,23 @@ def test_lag_over_http_is_what_the_command_says(place: Path, capsys: pytest.Capt
             404,
             "urn:tracestore:problem:export-not-followed",
         )
+
+
+def test_a_shard_with_what_was_deleted_is_gone_and_its_rows_lie_in_another(place: Path) -> None:
+    post(place, *rollout("mine"), *rollout("other"))
+    folder = followed(place)
+    before = Log.open(folder)
+    with Store.open(f"sqlite:///{place}/store.db") as store:
+        carry_out(store, "default", delete_episode(store, "default", "mine").id)
+    url = f"/v1/exports/{before.first_hash}"
+    with opened(place) as client:
+        assert {"kind": "episode", "id": "mine"} in client.get(url).json()["gone"]
+        followed(place)
+        assert client.get(url).json()["gone"] == []
+        [old], [new] = before.shards, Log.open(folder).shards
+        answer = client.get(f"{url}/files/{old}")
+        assert (answer.status_code, answer.json()["type"]) == (410, ERASED)
+        assert client.get(f"{url}/files/{new}").content == (folder / new).read_bytes()
 
 
 @pytest.mark.parametrize("name", ["log", "log/", ""])

@@ -18,10 +18,10 @@ from tests.databases import empty_store
 from tests.exporters.stores import flip_a_bit
 from tests.factories import POLICY, answer, call, posted, user
 from tracestore.graph.model import Graph
-from tracestore.shards.batch import content_hash, to_batch
+from tracestore.shards.batch import content_hash, from_batch, to_batch
 from tracestore.shards.log import Entry, GroupName, Log, LogCorrupt
 from tracestore.shards.manifest import NotAnExport
-from tracestore.shards.read import open_export
+from tracestore.shards.read import ShardMissing, open_export
 from tracestore.store import Store, delete, redact
 from tracestore.wire.events import AnyEvent
 from tracestore_exporters import follow as follow_module
@@ -548,6 +548,152 @@ def test_only_groups_of_which_something_came_are_read(
     assert read == {"e3", "new"}
 
 
+# --- What was deleted -------------------------------------------------------------------------------
+
+
+def held(folder: Path) -> list[str]:
+    """The episodes in the files of a folder, one for each row of whatever revision that holds them."""
+    export = open_export(folder)
+    assert export.log is not None
+    assert {path.name for path in folder.glob("*shard*")} == set(export.log.shards)
+    batches = (batch for shard in export.log.shards.values() for batch in export.all_batches(shard))
+    return sorted(one.episode_id for row in map(from_batch, batches) for one in row.episodes)
+
+
+def test_a_deleted_episode_leaves_the_files_in_whatever_revision_it_was_written(
+    store: Store, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with following(store, "p", out, Spec(shard_rows=2)) as follower:
+        post(store, *rollout("a", "g"), *rollout("b", "g"), *rollout("c"), *rollout("d"), *rollout("e"))
+        step(follower)
+        post(store, make.reward("r", 0.5, episode="a"), make.reward("r2", 0.5, episode="d"))
+        step(follower)
+        assert held(out) == ["a", "a", "b", "b", "c", "d", "d", "e"]
+        delete.delete_episode(store, "p", "a")
+        entry = step(follower)
+        assert (written(entry), stones(entry)) == ([("g", 2, ("b",))], [("g", 1, "deleted")])
+        # c, d | e, g 0 and d 1, g 1: the first file has the old row of d and stays, two are written again.
+        moved = {one.file: one.shard and (one.shard.file, one.shard.rows) for one in entry.rewritten}
+        assert moved == {
+            "shard-00000001-0001.arrow": ("shard-00000003-0001.arrow", 1),
+            "shard-00000002-0000.arrow": ("shard-00000003-0002.arrow", 1),
+        }
+        assert held(out) == ["b", "c", "d", "d", "e"]
+        assert Log.open(out) == follower.log
+        assert same_as_batch(store, out)
+        post(store, make.reward("r3", 1.0, episode="d"), make.reward("r4", 1.0, episode="e"))
+        assert stones(step(follower)) == [("d", 1, "revised"), ("e", 0, "revised")]
+        assert same_as_batch(store, out)
+        for id_ in "bcde":
+            delete.delete_episode(store, "p", id_)
+        entry = step(follower)
+    assert {one.shard for one in entry.rewritten} == {None}
+    assert held(out) == []
+    assert Log.open(out) == follower.log
+    assert verify_export(store, "p", out).findings == []
+
+
+def test_an_episode_that_is_deleted_once_its_rows_count_no_more_leaves_the_files_too(
+    store: Store, follower: Follower, tmp_path: Path
+) -> None:
+    post(store, make.group("g", size=2), *rollout("a", "g"), *rollout("b", "g"))
+    step(follower)
+    delete.delete_episode(store, "p", "a")
+    assert step(follower).conservation.excluded == {"group_open": 2}
+    assert held(tmp_path / "out") == []
+    post(store, answered("x-c", "x", 1, 2))
+    assert written(follower.step(is_last=True).entry or step(follower)) == [("x", 0, ("x",))]
+    more = answered("x-c", "x", 1, 2, 3).model_copy(update={"revision": 1})
+    post(store, make.group("h", size=2), more, make.episode("x", group_id="h", status="ok"))
+    assert stones(step(follower)) == [("x", 0, "replaced")]
+    assert held(tmp_path / "out") == ["x"]
+    delete.delete_episode(store, "p", "x")
+    assert step(follower).tombstones == ()
+    assert held(tmp_path / "out") == []
+
+
+def test_a_deleted_project_leaves_no_file(store: Store, follower: Follower, tmp_path: Path) -> None:
+    post(store, *rollout("a"), *rollout("b"))
+    step(follower)
+    delete.delete_project(store, "p")
+    assert [one.file for one in step(follower).rewritten] == ["shard-00000001-0000.arrow"]
+    assert list((tmp_path / "out").glob("*shard*")) == []
+
+
+def test_what_was_redacted_leaves_the_files_too(store: Store, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with following(store, "p", out, Spec(compression="none")) as follower:
+        post(store, *rollout("a"), *rollout("b"))
+        step(follower)
+        post(store, make.reward("r", 1.0, episode="a", scorer="sk-ABC"))
+        step(follower)
+        post(store, make.reward("r2", 1.0, episode="a"))
+        step(follower)
+        assert holding(out, b"sk-ABC") == ["shard-00000002-0000.arrow", "shard-00000003-0000.arrow"]
+        found = redact.add_rules(store, "p", json.dumps([{"name": "key", "pattern": "sk-[A-Z]+"}]))
+        redact.carry_out(store, "p", found.id)
+        step(follower)
+    assert holding(out, b"sk-ABC") == []
+    assert verify_export(store, "p", out).findings == []
+
+
+def holding(folder: Path, what: bytes) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and what in path.read_bytes())
+
+
+def test_a_reader_goes_on_where_shards_were_written_again(
+    store: Store, follower: Follower, tmp_path: Path
+) -> None:
+    """It has the news of an entry in hand while the file goes; later ones hand no row out again."""
+    out = tmp_path / "out"
+    post(store, *rollout("a"), *rollout("b"))
+    step(follower)
+    old = open_export(out)
+    news = old.follow(poll_s=0.001)
+    first = next(news)
+    delete.delete_episode(store, "p", "a")
+    step(follower)
+    assert [row.episodes[0].episode_id for row in first.rows()] == ["b"]
+    second = next(news)
+    assert (stones(second.entry), list(second.rows())) == ([("a", 0, "deleted")], [])
+    again = list(open_export(out).follow(idle_s=0))
+    assert [[row.episodes[0].episode_id for row in one.rows()] for one in again] == [["b"], []]
+    with pytest.raises(ShardMissing, match="open the export again"):
+        list(old.rows())
+    (out / "shard-00000002-0000.arrow").unlink()
+    with pytest.raises(ShardMissing):
+        list(first.rows())
+
+
+def test_killed_at_any_sync_or_rename_of_a_deletion_it_is_carried_out_by_the_next(
+    store: Store, tmp_path: Path
+) -> None:
+    """A shard of 3 such points, two that are written again of as many, an entry of 4, a removal of 1."""
+    url = f"sqlite:///{tmp_path / 't.db'}"
+    out = tmp_path / "out"
+    post(store, *rollout("a", "g"), *rollout("b", "g"), *rollout("c"))
+    with following(store, "p", out, Spec(shard_rows=2)) as follower:
+        step(follower)
+        post(store, make.reward("r", 0.5, episode="a"), make.reward("r2", 0.5, episode="c"))
+        step(follower)
+    delete.delete_episode(store, "p", "a")
+    exit_codes = []
+    while not exit_codes or exit_codes[-1]:
+        child = FORK.Process(target=_follow_until_killed, args=(url, out, len(exit_codes), 2))
+        child.start()
+        child.join(60)
+        exit_codes.append(child.exitcode)
+        assert len(list(open_export(out).rows())) == 2
+        if Log.open(out).number == 3:
+            break
+    assert exit_codes.count(-signal.SIGKILL) >= 8
+    with following(store, "p", out, Spec(shard_rows=2)) as follower:
+        assert follower.step().entry is None
+    assert held(out) == ["b", "c"]
+    assert same_as_batch(store, out)
+
+
 # --- Folders and processes --------------------------------------------------------------------------
 
 
@@ -593,7 +739,7 @@ def test_a_folder_with_something_else_in_it_is_refused(store: Store, tmp_path: P
         pass
 
 
-def _follow_until_killed(url: str, out: Path, left: int) -> None:
+def _follow_until_killed(url: str, out: Path, left: int, shard_rows: int) -> None:
     def counted(name: str) -> None:
         whole = getattr(os, name)
 
@@ -606,7 +752,8 @@ def _follow_until_killed(url: str, out: Path, left: int) -> None:
 
         setattr(os, name, wrapped)
 
-    with Store.open(url) as store, following(store, "p", out, Spec(shard_rows=1)) as follower:
+    spec = Spec(shard_rows=shard_rows)
+    with Store.open(url) as store, following(store, "p", out, spec) as follower:
         for name in ("replace", "fsync"):
             counted(name)
         follower.step()
@@ -622,7 +769,7 @@ def test_killed_at_any_sync_or_rename_nothing_is_lost_and_nothing_doubled(
     post(store, *rollout("a"), *rollout("b"))
     exit_codes = []
     while not exit_codes or exit_codes[-1]:
-        child = FORK.Process(target=_follow_until_killed, args=(url, out, len(exit_codes)))
+        child = FORK.Process(target=_follow_until_killed, args=(url, out, len(exit_codes), 1))
         child.start()
         child.join(60)
         exit_codes.append(child.exitcode)

@@ -108,7 +108,8 @@ def run_follow(args: argparse.Namespace, spec: Spec) -> Log:
         if follower.log.number:
             register_made(store, noted, args, name=name)
         for entry in looks(follower, interval_s=args.interval or 1.0, until_idle_s=args.until_idle):
-            new = {"snapshot": entry.snapshot, "conservation": entry.conservation, "shards": entry.shards}
+            shards = (*entry.shards, *(one.shard for one in entry.rewritten if one.shard is not None))
+            new = {"snapshot": entry.snapshot, "conservation": entry.conservation, "shards": shards}
             noted = noted.model_copy(update=new)
             register_made(store, noted, args, name=name)
             _print_entry(entry, args, name=name)
@@ -141,6 +142,7 @@ def _print_entry(entry: Entry, args: argparse.Namespace, *, name: str) -> None:
         "trained_tokens": entry.adds.trained_tokens,
         "late_tokens": entry.conservation.excluded.get("late", 0),
         "replaced": len(entry.tombstones),
+        "rewritten_shards": len(entry.rewritten),
         "waiting": len(entry.waiting),
     }
     if args.json:
