@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 router = APIRouter()
 _STEP = 1 << 20
+_ENTRY = re.compile(r"log/(\d{8,18})\.json", re.ASCII)
 
 
 class ExportsAnswer(BaseModel):
@@ -243,7 +245,8 @@ class _Served:
 
         if self.log is None:
             return name == MANIFEST_NAME
-        return name in map(entry_name, range(self.log.number + 1))
+        entry = _ENTRY.fullmatch(name)
+        return entry is not None and int(entry[1]) <= self.log.number and name == entry_name(int(entry[1]))
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import pyarrow as pa
 from tracestore.errors import TracestoreError
 from tracestore.graph.model import Graph
 from tracestore.shards.batch import ContentHash, from_batch
+from tracestore.shards.files import Folder
 from tracestore.shards.log import EMPTY, Log
 from tracestore.shards.manifest import Manifest, ShardEntry
 from tracestore.shards.read import Export, ShardMissing, open_export
@@ -110,6 +111,7 @@ def verify_export(store: Source, project: str, path: str | Path, *, chat: Chat |
         assert isinstance(store, Store), "only a store is followed"
         seen = source_of_export(SeenSource(store, log), manifest, spec, chat)
         check = _FollowedCheck(log, source_of_export(store, manifest, spec, chat), seen, spec, report)
+        _require_removed(source, log, report)
     for shard in manifest.shards if log is None else log.shards.values():
         for place, row in enumerate(_rows_of(source, shard, report)):
             if log is not None and not log.is_live(shard.file, place):
@@ -120,6 +122,13 @@ def verify_export(store: Source, project: str, path: str | Path, *, chat: Chat |
     check.the_rest()
     check.totals()
     return report
+
+
+def _require_removed(source: Export, log: Log, report: Report) -> None:
+    """Look for shards that were to go with what was deleted, and were left by a process that was killed."""
+    for file in log.moved if isinstance(source.files, Folder) else ():
+        if (source.path / file).exists():
+            report.add("shard_not_removed", file, "what was deleted is still in it: follow on")
 
 
 def _rows_of(source: Export, shard: ShardEntry, report: Report) -> Iterator[Row]:
