@@ -25,6 +25,7 @@ from tracestore_api.blobs import blob_route
 from tracestore_api.body import Admission
 from tracestore_api.guard import Entrance, Wall
 from tracestore_api.ingest import EventsRoute
+from tracestore_api.logs import Logs
 from tracestore_api.openapi import complete
 from tracestore_api.rates import Rates
 from tracestore_api.rewards import RewardRoute
@@ -119,6 +120,7 @@ def create_app(
     app.state.limits = limits
     app.state.blobs = blobs
     app.state.exports = tuple(os.path.realpath(folder) for folder in exported)
+    app.state.logs = Logs()
     app.include_router(reads.router)
     app.include_router(lists.router)
     app.include_router(sessions.router)

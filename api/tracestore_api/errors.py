@@ -220,3 +220,15 @@ class ExportFileNotFound(TracestoreError):
     """The export has no such file."""
 
     status: ClassVar[int] = 404
+
+
+class ExportFileErased(TracestoreError):
+    """Something in this shard was deleted, and the shard with it."""
+
+    status: ClassVar[int] = 410
+
+
+class ExportNotFollowed(TracestoreError):
+    """This export does not go on, so nothing is behind."""
+
+    status: ClassVar[int] = 404

@@ -13,6 +13,9 @@ A deleted episode takes its group's rows with it; the others come again without 
 show them. So does a group of which text or ids were redacted, and one of which an event came in a higher
 revision; since what that event said before is not kept, such a group is read anew, what was late included.
 
+What was deleted or redacted leaves the files too: a shard that holds it, in rows of whatever revision, is
+written again without the rows that count no more, and removed once the entry that says so is there.
+
 Nothing but the log says what was written. A process that is killed has written the next entry or has not.
 """
 
@@ -32,7 +35,8 @@ from typing import TYPE_CHECKING, Any
 
 from tracestore.graph.build import build
 from tracestore.graph.model import Graph
-from tracestore.shards.batch import content_hash, to_batch
+from tracestore.shards.batch import content_hash, from_batch, to_batch
+from tracestore.shards.durable import fsync_folder
 from tracestore.shards.files import Folder
 from tracestore.shards.log import (
     LOG_FOLDER,
@@ -42,16 +46,19 @@ from tracestore.shards.log import (
     LateGroup,
     Log,
     LoggedGroup,
+    Rewritten,
     Tombstone,
     Why,
+    entry_name,
     is_followed,
 )
 from tracestore.shards.manifest import Conservation, ShardEntry
+from tracestore.shards.read import Export
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row
 from tracestore.shards.schema import schema_hash
 from tracestore.shards.write import write_shard
-from tracestore.store.changes import Changes, changes, groups_with
+from tracestore.store.changes import Changes, changes, going_on, groups_with
 from tracestore.store.load import SnapshotGone
 from tracestore.store.query import GroupRef
 from tracestore.store.store import NotFound, Store
@@ -70,8 +77,12 @@ JUDGEMENTS = frozenset({"reward", "candidate_set", "candidate_selection"})
 """Kinds of events that say something of what was sampled, often long after: rows take them all the same."""
 IGNORED = frozenset({"consumption"})
 """Kinds that say nothing of a row."""
-UNSTATED_S = 60.0
-"""How long a group is left that is closed only because nothing of an episode but its parts has come."""
+UNSTATED_S = 1800.0
+"""How long a group is left, if nobody says otherwise, that is closed only because nothing of an episode but
+its parts has come: a tool may run that long between two calls, and what comes after is late for good."""
+ENTRY_POSITIONS = 20_000
+"""Commit positions that one look takes: a killed process has lost no more than these, and no entry grows with
+what was there before anybody followed."""
 _LOCK = ".follow.lock"
 _SHARD = re.compile(r"\.?shard-\d{8}-\d{4,}\.arrow(\.partial)?")
 
@@ -157,7 +168,9 @@ class Step:
     entry: Entry | None
     """What was added; None: nothing, or nothing yet."""
     is_news: bool
-    """Whether anything had come."""
+    """Whether anything had come, or is to be looked at again."""
+    is_more: bool = False
+    """Whether more had come than one look takes."""
 
 
 @dataclass
@@ -175,7 +188,10 @@ class _Draft:
     """The next entry."""
 
     snapshot: int
+    is_partial: bool
+    """Whether more had come than is looked at."""
     shards: list[ShardEntry] = field(default_factory=list)
+    rewritten: list[Rewritten] = field(default_factory=list)
     groups: list[LoggedGroup] = field(default_factory=list)
     undone: dict[GroupName, Tombstone] = field(default_factory=dict)
     freed: set[GroupName] = field(default_factory=set)
@@ -189,10 +205,17 @@ class _Draft:
     """Closed groups that are left for now, and until when."""
     again: dict[GroupName, _Touched] = field(default_factory=dict)
     """Groups that changed while they were read, and what had come of them."""
+    going_on: set[GroupName] = field(default_factory=set)
+    """Groups of which more has come than is looked at."""
+
+    @property
+    def replacements(self) -> list[ShardEntry]:
+        """The shards with the rows that count of those that were written again."""
+        return [one.shard for one in self.rewritten if one.shard is not None]
 
     @property
     def is_empty(self) -> bool:
-        return not (self.groups or self.undone or self.late)
+        return not (self.groups or self.undone or self.late or self.rewritten)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +230,24 @@ class Follower:
     """A log that goes on. Made by `following`, which lets only one into a folder."""
 
     def __init__(
-        self, store: Store, project: str, log: Log, spec: Spec, *, settle_s: float, chat: Chat | None
+        self,
+        store: Store,
+        project: str,
+        log: Log,
+        spec: Spec,
+        *,
+        settle_s: float,
+        unstated_s: float,
+        most: int,
+        chat: Chat | None,
     ) -> None:
         self.log = log
         self._store = store
         self._project = project
         self._spec = spec
         self._settle_s = settle_s
+        self._unstated_s = unstated_s
+        self._most = most
         self._whole = source_of(store, spec, chat)
         self._seen = source_of(SeenSource(store, log), spec, chat)
         self._read_to = log.snapshot
@@ -258,28 +292,35 @@ class Follower:
         return found
 
     def step(self, *, is_last: bool = False) -> Step:
-        """Look once at what has come, and write an entry if there is something to write.
+        """Look once at what has come, or at as much of it as one look takes, and write an entry if there is
+        something to write.
 
         Args:
-            is_last: leave no closed group for later.
+            is_last: leave no closed group for later, if this is all that has come.
         """
-        found = changes(self._store, self._project, after=self._read_to, ignored=IGNORED)
-        draft = _Draft(found.snapshot)
+        found = changes(self._store, self._project, after=self._read_to, most=self._most, ignored=IGNORED)
+        is_partial = found.snapshot < found.latest
+        draft = _Draft(found.snapshot, is_partial)
         redacted_at = max([self._redacted_at, *(last for _, last in found.redactions)])
         entry = None
         try:
-            touched = self._read(draft, found, is_last=is_last)
+            touched = self._read(draft, found, is_last=is_last and not is_partial)
+            self._rewrite(draft, found, is_redacted=redacted_at > self._redacted_at)
             if not draft.is_empty or found.deleted or redacted_at > self._redacted_at:
                 entry = self._write(draft, found, touched, redacted_at)
         except BaseException:
-            for shard in draft.shards:
-                (self.log.folder / shard.file).unlink(missing_ok=True)
+            # An entry that could not be synced may be there all the same.
+            if not (self.log.folder / entry_name(self.log.number + 1)).exists():
+                for shard in (*draft.shards, *draft.replacements):
+                    (self.log.folder / shard.file).unlink(missing_ok=True)
             raise
+        self._remove(draft)
         self._note(draft, touched)
         if found.snapshot != self._read_to:
             self._stripping = set(found.stripping)
         self._read_to, self._redacted_at = found.snapshot, redacted_at
-        return Step(entry, bool(found.kinds or found.groups or found.deleted))
+        is_news = bool(found.kinds or found.groups or found.deleted or draft.again)
+        return Step(entry, is_news or is_partial, is_partial)
 
     def _read(self, draft: _Draft, found: Changes, *, is_last: bool) -> set[GroupName]:
         """Fill the draft; the groups that were looked at."""
@@ -289,6 +330,8 @@ class Follower:
             draft.open = dict.fromkeys(self._open)
             return {*self._open, *self._waiting, *self._again}
         touched, refs = self._touched(found, is_last=is_last)
+        if draft.is_partial:
+            draft.going_on = self._going_on(found, touched)
         # Those of earlier looks too: a group may have changed while it was read without them.
         gone = _gone([*self.log.deleted, *found.deleted])
         self._write_shards(draft, self._considered(draft, touched, refs, gone, is_last=is_last))
@@ -328,6 +371,18 @@ class Follower:
         if self._spec.groups is not None:
             touched = {name: what for name, what in touched.items() if name.id in self._spec.groups}
         return touched, {name_of(ref): ref for ref in refs}
+
+    def _going_on(self, found: Changes, touched: Iterable[GroupName]) -> set[GroupName]:
+        names = [name for name in touched if name not in self.log.groups]
+        episodes, groups = going_on(
+            self._store,
+            self._project,
+            after=found.snapshot,
+            episode_ids=(name.id for name in names if name.kind == "episode"),
+            group_ids=(name.id for name in names if name.kind == "group"),
+            ignored=IGNORED,
+        )
+        return {name for name in names if name.id in (episodes if name.kind == "episode" else groups)}
 
     def _came(
         self,
@@ -491,7 +546,12 @@ class Follower:
     ) -> bool:
         if group_info(graphs, project=self._project, group=group) is None:
             return False
-        wait_s = self._settle_s if is_stated(graphs, group) else max(self._settle_s, UNSTATED_S)
+        if (
+            name in draft.going_on
+        ):  # what is there already is not late: the look that reads it takes the group
+            draft.waiting[name] = time.monotonic()
+            return False
+        wait_s = self._settle_s if is_stated(graphs, group) else max(self._settle_s, self._unstated_s)
         until = self._heard.get(name, time.monotonic()) + wait_s
         if is_last or time.monotonic() >= until:
             return True
@@ -534,7 +594,7 @@ class Follower:
         """As many groups a file as the spec says. Each is read when it is written: memory stays at one."""
         with_rows = self._with_rows(draft, written)
         while (first := next(with_rows, None)) is not None:
-            file = f"shard-{self.log.number + 1:08d}-{len(draft.shards):04d}.arrow"
+            file = self._file(len(draft.shards))
             groups = chain([first], islice(with_rows, self._spec.shard_rows - 1))
             shard = write_shard(
                 self.log.folder / file,
@@ -543,6 +603,10 @@ class Follower:
             )
             assert shard is not None
             draft.shards.append(shard)
+
+    def _file(self, place: int) -> str:
+        """Name of a shard of the next entry."""
+        return f"shard-{self.log.number + 1:08d}-{place:04d}.arrow"
 
     def _with_rows(self, draft: _Draft, written: Iterator[_Written]) -> Iterator[_Written]:
         for one in written:
@@ -557,6 +621,32 @@ class Follower:
             draft.groups.append(one.group.model_copy(update={"file": file, "first_row": place}))
             place += len(one.rows)
             yield from one.rows
+
+    def _rewrite(self, draft: _Draft, found: Changes, *, is_redacted: bool) -> None:
+        """Write again, without the rows that count no more, what holds something that may not stay."""
+        gone = self.log.to_rewrite(
+            draft.undone.values(),
+            deleted=(stone["id"] for stone in found.deleted),
+            is_all=is_redacted or found.is_deleted,
+        )
+        here = Export(self.log.files, self.log.manifest(), self.log)
+        for file, places in sorted(gone.items()):
+            batches = enumerate(here.all_batches(self.log.shards[file]))
+            name = self._file(len(draft.shards) + len(draft.replacements))
+            shard = write_shard(
+                self.log.folder / name,
+                (from_batch(batch) for place, batch in batches if place not in places),
+                compression=self._spec.compression,
+            )
+            draft.rewritten.append(Rewritten(file=file, shard=shard))
+
+    def _remove(self, draft: _Draft) -> None:
+        """Remove the shards that were written again. One that a kill leaves goes when the folder is followed
+        again: no entry names it as there."""
+        for one in draft.rewritten:
+            (self.log.folder / one.file).unlink(missing_ok=True)
+        if draft.rewritten:
+            fsync_folder(self.log.folder)
 
     def _write(self, draft: _Draft, found: Changes, touched: set[GroupName], redacted_at: int) -> Entry:
         log = self.log
@@ -583,6 +673,7 @@ class Follower:
             shards=tuple(draft.shards),
             groups=tuple(draft.groups),
             tombstones=tuple(draft.undone.values()),
+            rewritten=tuple(draft.rewritten),
             late=tuple(draft.late.values()),
             waiting=tuple(sorted(self._still_waiting(draft, touched).keys() | draft.again.keys())),
             deleted=found.deleted,
@@ -701,6 +792,8 @@ def following(
     spec: Spec,
     *,
     settle_s: float = 0.0,
+    unstated_s: float = UNSTATED_S,
+    most: int = ENTRY_POSITIONS,
     chat: Chat | None = None,
 ) -> Iterator[Follower]:
     """A follower into a folder, which goes on where an earlier one has come to.
@@ -708,7 +801,10 @@ def following(
     Args:
         out: a folder that does not exist, is empty, or follows the same already.
         settle_s: how long a closed group is left after the last of its events that came, in seconds, since
-            more may come; where nobody said that an episode has ended, at least `UNSTATED_S`.
+            more may come.
+        unstated_s: how long at least where nobody said that an episode has ended: none of it came but its
+            parts.
+        most: commit positions that one look takes.
 
     Raises:
         NotEmpty: something else is in the folder.
@@ -726,7 +822,9 @@ def following(
         for path in folder.iterdir():
             if _SHARD.fullmatch(path.name) and path.name not in log.shards:
                 path.unlink()  # of a process that was killed before it could write the entry
-        yield Follower(store, project, log, spec, settle_s=settle_s, chat=chat)
+        yield Follower(
+            store, project, log, spec, settle_s=settle_s, unstated_s=unstated_s, most=most, chat=chat
+        )
 
 
 def looks(
@@ -749,7 +847,7 @@ def looks(
             yield step.entry
         elif is_last and not step.is_news:
             return
-        else:
+        elif not step.is_more:
             time.sleep(interval_s)
 
 

@@ -6,10 +6,14 @@ these numbers to change.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from tracestore.graph.build import build
-from tracestore.shards.log import GroupName, Log
+from tracestore.shards.log import EMPTY, GroupName, Log, LoggedGroup
+from tracestore.shards.reasons import Reason
 from tracestore.store import query
 from tracestore.store.changes import changes, consumed, groups_with
 from tracestore.store.load import load_entity
@@ -21,18 +25,28 @@ from tracestore_exporters.plan import PlannedGroup, closed_by
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
-    """What waits to be trained, and what waits to be followed."""
+class Untrained:
+    """What of a log waits to be trained."""
 
-    groups: int
-    """Groups of the log of which something trains."""
     unconsumed_groups: int
-    """Those of which nothing was trained yet, in whatever revision."""
+    """Groups of which nothing was trained yet, in whatever revision."""
     unconsumed_tokens: int
     """Tokens to train of them."""
     oldest_version: int | None
     """Policy versions of which something waits to be trained; None: nothing does, or it is unknown."""
     newest_version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lag(Untrained):
+    """What waits to be trained, and what waits to be followed."""
+
+    manifest_hash: str
+    """By which the export is registered and served."""
+    groups: int
+    """Groups of the log of which something trains."""
+    late_tokens: int
+    """Sampled tokens that came after the rows of their group, and are in none."""
     waiting_groups: int
     """Groups that are closed in the store and not in the log."""
     snapshot: int
@@ -40,11 +54,17 @@ class Lag:
     followed: int
     """Commit position of the log's last entry. The follower may have looked at later ones, and found nothing
     to write."""
+    runs: dict[str, Untrained]
+    """What waits to be trained by each training run that trained any of it, by the name of the run."""
 
     @property
     def behind(self) -> int:
         """Commit positions between the two, those of events that make no rows included."""
         return self.snapshot - self.followed
+
+    def facts(self) -> dict[str, Any]:
+        """All of it as a JSON value, the same for the command and the service."""
+        return asdict(self) | {"behind": self.behind}
 
 
 def lag(store: Store, project: str, log: Log, *, run: str | None = None) -> Lag:
@@ -54,20 +74,35 @@ def lag(store: Store, project: str, log: Log, *, run: str | None = None) -> Lag:
         run: count what this training run has trained; None: any.
     """
     live = [group for group in log.groups.values() if group.conservation.trained_tokens]
-    used = consumed(store, project, (one for group in live for one in group.episode_ids), run=run)
+    by_run = consumed(store, project, (one for group in live for one in group.episode_ids))
+    used = set[str]().union(*by_run.values()) if run is None else by_run.get(run, set())
+    waiting, snapshot = _waiting(store, project, log)
+    table = EMPTY if log.last is None else log.last.conservation
+    return Lag(
+        **asdict(_untrained(live, used)),
+        manifest_hash=log.first_hash,
+        groups=len(live),
+        late_tokens=table.excluded.get(Reason.LATE.label, 0),
+        waiting_groups=waiting,
+        snapshot=snapshot,
+        followed=log.snapshot,
+        runs={name: _untrained(live, by_run[name]) for name in sorted(by_run)},
+    )
+
+
+def _untrained(live: Sequence[LoggedGroup], used: AbstractSet[str]) -> Untrained:
+    """
+    Args:
+        used: episodes of which something was trained.
+    """
     left = [group for group in live if used.isdisjoint(group.episode_ids)]
     oldest = [group.oldest_version for group in left if group.oldest_version is not None]
     newest = [group.newest_version for group in left if group.newest_version is not None]
-    waiting, snapshot = _waiting(store, project, log)
-    return Lag(
-        groups=len(live),
+    return Untrained(
         unconsumed_groups=len(left),
         unconsumed_tokens=sum(group.conservation.trained_tokens for group in left),
         oldest_version=min(oldest, default=None),
         newest_version=max(newest, default=None),
-        waiting_groups=waiting,
-        snapshot=snapshot,
-        followed=log.snapshot,
     )
 
 

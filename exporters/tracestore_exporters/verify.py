@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from tracestore.errors import TracestoreError
 from tracestore.graph.model import Graph
 from tracestore.shards.batch import ContentHash, from_batch
+from tracestore.shards.files import Folder
 from tracestore.shards.log import EMPTY, Log
 from tracestore.shards.manifest import Manifest, ShardEntry
 from tracestore.shards.read import Export, ShardMissing, open_export
@@ -118,6 +119,7 @@ def verify_export(store: Source, project: str, path: str | Path, *, chat: Chat |
         assert isinstance(store, Store), "only a store is followed"
         seen = source_of_export(SeenSource(store, log), manifest, spec, chat)
         check = _FollowedCheck(log, source_of_export(store, manifest, spec, chat), seen, spec, report)
+        _require_removed(source, log, report)
     for shard in manifest.shards if log is None else log.shards.values():
         for place, row in enumerate(_rows_of(source, shard, report)):
             if log is not None and not log.is_live(shard.file, place):
@@ -143,6 +145,13 @@ def _spec(manifest: Manifest, report: Report) -> Spec | None:
     if hash_of_spec(manifest.spec) != manifest.spec_hash:
         report.add("spec_differs", "manifest", "spec_hash is not that of the spec")
     return spec
+
+
+def _require_removed(source: Export, log: Log, report: Report) -> None:
+    """Look for shards that were to go with what was deleted, and were left by a process that was killed."""
+    for file in log.moved if isinstance(source.files, Folder) else ():
+        if (source.path / file).exists():
+            report.add("shard_not_removed", file, "what was deleted is still in it: follow on")
 
 
 def _rows_of(source: Export, shard: ShardEntry, report: Report) -> Iterator[Row]:

@@ -21,7 +21,9 @@ from tests import factories as make
 from tests.databases import empty_store
 from tests.exporters.stores import all_scenarios
 from tests.factories import posted
+from tests.shards.test_log import HEADER
 from tracestore.cli.main import main
+from tracestore.shards.files import ERASED, Folder
 from tracestore.shards.log import Log
 from tracestore.shards.manifest import Manifest, read_manifest, write_manifest
 from tracestore.store import Store
@@ -29,6 +31,8 @@ from tracestore.store.delete import carry_out, delete_episode, delete_project
 from tracestore.store.engine import writer
 from tracestore.store.keys import Right, create_key
 from tracestore_api.app import create_app
+from tracestore_api.exports import LagAnswer
+from tracestore_api.logs import Logs
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +121,7 @@ def test_ranges_are_answered_as_http_says(client: TestClient, made: Path) -> Non
 
 
 def test_an_export_that_goes_on_has_the_files_of_its_log(place: Path) -> None:
-    folder = place / "served/followed"
-    argv = ["--db", f"sqlite:///{place}/store.db", "--out", str(folder), "--json"]
-    assert main(["export", "--follow", "--interval", "0.001", "--until-idle", "0.001", *argv]) == 0
+    folder = followed(place)
     log = Log.open(folder)
     [shard] = log.shards
     with opened(place) as client:
@@ -129,6 +131,156 @@ def test_an_export_that_goes_on_has_the_files_of_its_log(place: Path) -> None:
             assert client.get(f"{url}/files/{name}").content == (folder / name).read_bytes()
         for name in ("log/00000002.json", "log/../../one/manifest.json", "manifest.json"):
             assert client.get(f"{url}/files/{name}").status_code == 404
+
+
+def test_what_follow_prints_is_asked_for_over_http(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = followed(place)
+    *entries, facts = map(json.loads, capsys.readouterr().out.splitlines())
+    assert {entry["manifest_hash"] for entry in entries} == {facts["manifest_hash"]}
+    with opened(place) as client:
+        answer = client.get(f"/v1/exports/{facts['manifest_hash']}").json()
+        assert facts["manifest_hash"] in {
+            one["manifest_hash"] for one in client.get("/v1/exports").json()["items"]
+        }
+        assert Manifest.model_validate(answer["manifest"]).manifest_hash == facts["rows_hash"]
+    run_tracestore("export", "--lag", place=place, out=folder)
+    assert json.loads(capsys.readouterr().out)["manifest_hash"] == facts["manifest_hash"]
+
+
+def followed(place: Path, name: str = "followed") -> Path:
+    """The scenarios followed into a folder that is served."""
+    folder = place / "served" / name
+    run_tracestore("export", "--follow", *IDLE, place=place, out=folder)
+    return folder
+
+
+def run_tracestore(*argv: str, place: Path, out: Path) -> None:
+    assert main([*argv, "--db", f"sqlite:///{place}/store.db", "--out", str(out), "--json"]) == 0
+
+
+IDLE = ("--interval", "0.001", "--until-idle", "0.001")
+
+
+def test_the_entries_of_a_log_are_read_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request reads the entries that came since the one before, and asks for the one after the last."""
+    folder = followed(place)
+    asked: list[str] = []
+    read = Folder.read
+
+    def counted(self: Folder, name: str) -> bytes:
+        asked.append(name)
+        return read(self, name)
+
+    monkeypatch.setattr(Folder, "read", counted)
+    with opened(place) as client:
+        log = Log.open(folder)
+        url = f"/v1/exports/{log.first_hash}"
+        asked.clear()
+        for path in ("", "/lag", "/files/log/00000001.json", f"/files/{next(iter(log.shards))}", ""):
+            assert client.get(f"{url}{path}").status_code == 200
+        names = [f"log/{number:08d}.json" for number in range(log.number + 1)]
+        assert sorted(name for name in asked if name in names) == names
+        asked.clear()
+        post(place, *rollout("new"))
+        run_tracestore("export", "--follow", *IDLE, place=place, out=folder)
+        asked.clear()
+        assert client.get(url).json()["manifest"]["rows"] == log.manifest().rows + 1
+        new = f"log/{log.number + 1:08d}.json"
+        assert [name for name in asked if name <= new] == [new]
+
+
+def rollout(id_: str) -> list[Any]:
+    """An episode of one call with two tokens."""
+    said = make.answer(id_, ids=[1, 2])
+    asked = make.call(f"{id_}-c", [make.user("u")], said, episode=id_, agent=f"{id_}-main", prompt_ids=[9])
+    return [asked, make.episode(id_, status="ok")]
+
+
+def post(place: Path, *events: Any) -> None:
+    with Store.open(f"sqlite:///{place}/store.db") as store:
+        assert {one.status for one in store.ingest("default", list(map(posted, events)))} == {"stored"}
+
+
+def test_a_log_is_read_anew_where_another_lies_in_its_place(place: Path) -> None:
+    folder = followed(place)
+    first = Log.open(folder)
+    shutil.copytree(folder, place / "kept")
+    with opened(place) as client:
+        url = f"/v1/exports/{first.first_hash}"
+        rows = client.get(url).json()["manifest"]["rows"]
+        shutil.rmtree(folder)
+        followed(place)
+        assert "another export lies there now" in client.get(url).json()["detail"]
+        second = Log.open(folder).first_hash
+        assert client.get(f"/v1/exports/{second}").json()["manifest"]["rows"] == rows
+        shutil.rmtree(folder)
+        shutil.copytree(place / "kept", folder)
+        assert client.get(url).json()["manifest"]["rows"] == rows
+        post(place, *rollout("new"))
+        run_tracestore("export", "--follow", *IDLE, place=place, out=folder)
+        assert client.get(url).json()["manifest"]["rows"] == rows + 1
+        shutil.rmtree(folder)
+        shutil.copytree(place / "kept", folder)  # an earlier state of the same log
+        assert client.get(url).json()["manifest"]["rows"] == rows
+        shutil.rmtree(folder)
+        shutil.copytree(place / "served/one", folder)
+        assert "another export lies there now" in client.get(url).json()["detail"]
+
+
+def test_few_logs_are_kept(place: Path) -> None:
+    logs = Logs(most=2)
+    for name in "abc":
+        Log.start(make_folder(place / name), HEADER.model_copy(update={"log_id": name}))
+    for name in "abca":
+        with logs.at(place / name) as log:
+            assert log.header.log_id == name
+    assert [folder.name for folder in logs.kept] == ["c", "a"]
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def test_lag_over_http_is_what_the_command_says(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = followed(place)
+    post(place, *rollout("new"))
+    run_tracestore("export", "--follow", *IDLE, place=place, out=folder)
+    post(place, make.consumption("u", "new-c", episode="new", run="mine"), *rollout("more"))
+    capsys.readouterr()
+    with moved(place) as client:
+        url = f"/v1/exports/{Log.open(folder).first_hash}/lag"
+        for flags, query in (([], {}), (["--run", "other"], {"run": "other"})):
+            run_tracestore("export", "--lag", *flags, place=place, out=folder)
+            said = json.loads(capsys.readouterr().out)
+            answer = client.get(url, params=query).json()
+            assert answer == said
+            assert LagAnswer.model_validate(answer, strict=True).model_dump() == answer
+        assert (answer["waiting_groups"], answer["behind"]) == (1, 3)
+        assert answer["runs"]["mine"]["unconsumed_groups"] == answer["unconsumed_groups"] - 1
+        assert client.get(url, params={"runs": "x"}).status_code == 422
+        batch = client.get(f"/v1/exports/{manifest_of(place).manifest_hash}/lag")
+        assert (batch.status_code, batch.json()["type"]) == (
+            404,
+            "urn:tracestore:problem:export-not-followed",
+        )
+
+
+def test_a_shard_with_what_was_deleted_is_gone_and_its_rows_lie_in_another(place: Path) -> None:
+    post(place, *rollout("mine"), *rollout("other"))
+    folder = followed(place)
+    before = Log.open(folder)
+    with Store.open(f"sqlite:///{place}/store.db") as store:
+        carry_out(store, "default", delete_episode(store, "default", "mine").id)
+    url = f"/v1/exports/{before.first_hash}"
+    with opened(place) as client:
+        assert {"kind": "episode", "id": "mine"} in client.get(url).json()["gone"]
+        followed(place)
+        assert client.get(url).json()["gone"] == []
+        [old], [new] = before.shards, Log.open(folder).shards
+        answer = client.get(f"{url}/files/{old}")
+        assert (answer.status_code, answer.json()["type"]) == (410, ERASED)
+        assert client.get(f"{url}/files/{new}").content == (folder / new).read_bytes()
 
 
 @pytest.mark.parametrize("name", ["log", "log/", ""])

@@ -14,8 +14,10 @@ from tests.exporters.stores import stored
 from tests.factories import answer, call, posted, user
 from tracestore.cli.common import UsageError
 from tracestore.cli.main import main
+from tracestore.shards.log import Log
 from tracestore.store import Store
 from tracestore.store.delete import carry_out, delete_episode
+from tracestore.store.exports import exports
 from tracestore.wire.events import AnyEvent
 
 EVENTS: list[AnyEvent] = [
@@ -56,6 +58,21 @@ def test_follow_prints_each_entry_and_then_what_an_export_prints(
     assert (facts["rows"], facts["trained_tokens"]) == (2, 3)
 
 
+def test_the_store_knows_of_every_entry_those_of_one_snapshot_too(db: str, tmp_path: Path) -> None:
+    """Nobody said that `g` has ended: it comes with the last look, and nothing since the first entry."""
+    with Store.open(db) as store:
+        unsaid = call("c2", [user("u")], answer("c", ids=[4, 5]), episode="g", agent="g-main", prompt_ids=[9])
+        store.ingest("p", [posted(unsaid)])
+        assert follow(db, tmp_path / "out") == 0
+        log = Log.open(tmp_path / "out")
+        assert log.number == 2
+        [found] = exports(store, "p")
+        assert (found.manifest_hash, found.snapshot, found.trained_tokens) == (log.first_hash, 5, 5)
+        with store.read() as connection:
+            files = connection.exec_driver_sql("SELECT file FROM shard").scalars()
+            assert set(files) == set(log.shards)
+
+
 def test_lag_says_what_is_not_trained(db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     follow(db, out)
@@ -82,9 +99,16 @@ def test_a_deletion_names_the_folder_and_verify_asks_to_follow_on(
     assert found.export_locations == (str(out),)
     assert run("verify", "--db", db, "--project", "p", str(out)) == 1
     assert "episode e was deleted after the last entry: follow on" in capsys.readouterr().out
+    [left] = out.glob("*.arrow")
+    data = left.read_bytes()
     follow(db, out)
     assert run("verify", "--db", db, "--project", "p", str(out)) == 0
     assert "1 rows, 1 samples, 1 sampled tokens, 1 trained tokens, 0 findings" in capsys.readouterr().out
+    left.write_bytes(data)
+    assert run("verify", "--db", db, "--project", "p", str(out)) == 1
+    assert "shard_not_removed" in capsys.readouterr().out
+    follow(db, out)
+    assert run("verify", "--db", db, "--project", "p", str(out)) == 0
 
 
 def test_sql_reads_no_rows_that_count_no_more(
@@ -109,6 +133,7 @@ def test_a_project_that_has_not_begun_is_followed(
         ["--interval", "1"],
         ["--until-idle", "1"],
         ["--settle", "1"],
+        ["--silence", "1"],
         ["--run", "r"],
         ["--follow", "--lag"],
         ["--follow", "--snapshot", "1"],

@@ -40,6 +40,15 @@ def test_served_exports_are_read_verified_followed_and_converted_by_their_urls(
         assert log.manifest == open_export(followed).manifest
         news = [len(list(one.rows())) for one in log.follow(idle_s=0)]
         assert (len(news), sum(news)) == (1, log.manifest.rows)
+        # It has the news of an entry in hand when a deletion takes the shard away.
+        reading = log.follow(poll_s=0.001)
+        first = next(reading)
+        [deleted, *_] = (one for group in first.entry.groups if group.rows for one in group.episode_ids)
+        assert main(["db", "delete", *db, "--project", "default", "--episode", deleted]) == 0
+        assert main(["export", *db, "--follow", *idle, "--out", followed]) == 0
+        left = [one.episode_id for row in first.rows() for one in row.episodes]
+        assert left
+        assert deleted not in left
         out = str(tmp_path / "sft")
         assert main(["convert", url, "--to", "sft", "--out", out, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -18,10 +18,10 @@ from tests.databases import empty_store
 from tests.exporters.stores import flip_a_bit
 from tests.factories import POLICY, answer, call, posted, user
 from tracestore.graph.model import Graph
-from tracestore.shards.batch import content_hash, to_batch
+from tracestore.shards.batch import content_hash, from_batch, to_batch
 from tracestore.shards.log import Entry, GroupName, Log, LogCorrupt
 from tracestore.shards.manifest import NotAnExport
-from tracestore.shards.read import open_export
+from tracestore.shards.read import ShardMissing, open_export
 from tracestore.store import Store, delete, redact
 from tracestore.wire.events import AnyEvent
 from tracestore_exporters import follow as follow_module
@@ -31,7 +31,7 @@ from tracestore_exporters.follow import (
     following,
     looks,
 )
-from tracestore_exporters.lag import Lag, lag
+from tracestore_exporters.lag import Lag, Untrained, lag
 from tracestore_exporters.place import InUse, OtherExport
 from tracestore_exporters.spec import Spec
 from tracestore_exporters.verify import verify_export
@@ -411,12 +411,13 @@ def test_a_source_that_grew_writes_its_group_anew(store: Store, follower: Follow
     assert same_as_batch(store, tmp_path / "out")
 
 
+@pytest.mark.parametrize(("given", "silence_s"), [({}, 1800), ({"unstated_s": 60}, 60)])
 def test_what_nobody_said_has_ended_is_left_until_nothing_more_comes(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, float], silence_s: int
 ) -> None:
     now = 0.0
     monkeypatch.setattr(follow_module.time, "monotonic", lambda: now)
-    with following(store, "p", tmp_path / "out", Spec(), settle_s=5) as follower:
+    with following(store, "p", tmp_path / "out", Spec(), settle_s=5, **given) as follower:  # type: ignore[arg-type]
         post(store, answered("a-0", "a", 1), *rollout("b"))
         assert follower.step().entry is None
         now = 5
@@ -424,13 +425,94 @@ def test_what_nobody_said_has_ended_is_left_until_nothing_more_comes(
         assert (written(entry), entry.waiting) == ([("b", 0, ("b",))], (GroupName("episode", "a"),))
         assert verify_export(store, "p", tmp_path / "out").findings == []
         assert lag(store, "p", Log.open(tmp_path / "out")).waiting_groups == 1
+        now = silence_s - 1
         post(store, answered("a-1", "a", 2))
-        now = 64
         assert follower.step().entry is None
-        now = 123
+        now = 2 * silence_s - 2
         assert follower.step().entry is None
-        now = 124
-        assert written(step(follower)) == [("a", 0, ("a",))]
+        now = 2 * silence_s - 1
+        entry = step(follower)
+        assert (written(entry), entry.conservation.excluded) == ([("a", 0, ("a",))], {})
+
+
+def test_an_episode_that_said_it_began_waits_for_its_end_however_long_it_is_silent(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(follow_module.time, "monotonic", lambda: now)
+    with following(store, "p", tmp_path / "out", Spec(), unstated_s=1) as follower:
+        post(store, make.episode("a", phase="start"), answered("a-0", "a", 1))
+        assert follower.step().entry is None
+        now = 10_000
+        assert follower.step().entry is None
+        post(store, answered("a-1", "a", 2), make.episode("a", phase="end", status="ok"))
+        entry = step(follower)
+        assert (written(entry), entry.conservation.excluded) == ([("a", 0, ("a",))], {})
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_what_was_there_before_is_followed_a_bounded_part_at_a_time_and_none_of_it_is_late(
+    store: Store, tmp_path: Path, most: int
+) -> None:
+    """`g` would be closed after its first episode, and `a` before its reward, if only that had come."""
+    out = tmp_path / "out"
+    post(store, *rollout("a"), *rollout("b", "g"), answered("unsaid", "u", 1))
+    post(store, *rollout("c", "g"), make.reward("r", 0.5, episode="a"), answered("more", "u", 2))
+    with following(store, "p", out, Spec(), most=most) as follower:
+        entries = list(looks(follower, interval_s=0.001, until_idle_s=0.001))
+    groups = [one for entry in entries for one in written(entry)]
+    assert sorted(groups) == [("a", 0, ("a",)), ("g", 0, ("b", "c")), ("u", 0, ("u",))]
+    assert entries[-1].conservation.excluded == {}
+    assert [entry.snapshot for entry in entries] == sorted(entry.snapshot for entry in entries)
+    assert len(entries) > 1
+    assert same_as_batch(store, out)
+
+
+def test_a_killed_process_has_lost_no_more_than_one_look(store: Store, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    post(store, *(event for number in range(6) for event in rollout(f"e{number}")))
+    groups = []
+    for _ in range(3):
+        with following(store, "p", out, Spec(), most=4) as follower:
+            entry = step(follower)
+            groups += written(entry)
+            assert verify_export(store, "p", out).findings == []
+    assert groups == [(f"e{number}", 0, (f"e{number}",)) for number in range(6)]
+    assert same_as_batch(store, out)
+
+
+def test_a_deletion_behind_what_one_look_takes_is_followed(store: Store, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    post(store, *rollout("a", "g"), *rollout("b", "g"))
+    with following(store, "p", out, Spec(), most=2) as follower:
+        list(looks(follower, interval_s=0.001, until_idle_s=0.001))
+        post(store, make.reward("r", 0.5, episode="a"), *rollout("c"), *rollout("d"))
+        delete.delete_episode(store, "p", "b")
+        list(looks(follower, interval_s=0.001, until_idle_s=0.001))
+    assert same_as_batch(store, out)
+
+
+def test_looks_do_not_end_while_a_group_is_to_be_read_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody said that `u` has ended, so the last look takes it; an event of it is replaced just then."""
+    out = tmp_path / "out"
+    post(store, answered("c", "u", 1))
+    graphs, more = Store.training_graphs, answered("c", "u", 1, 2).model_copy(update={"revision": 1})
+    num_reads = 0
+
+    def replaced_before(self: Store, *asked: Any, **how: Any) -> list[Graph]:
+        nonlocal num_reads
+        num_reads += 1
+        if num_reads == 2:
+            post(store, more)
+        return graphs(self, *asked, **how)
+
+    monkeypatch.setattr(Store, "training_graphs", replaced_before)
+    with following(store, "p", out, Spec()) as follower:
+        entries = list(looks(follower, interval_s=0.001, until_idle_s=0.05))
+    assert [one for entry in entries for one in written(entry)] == [("u", 0, ("u",))]
+    assert same_as_batch(store, out)
 
 
 def test_groups_of_the_spec_may_come_later_and_no_other_is_followed(store: Store, tmp_path: Path) -> None:
@@ -463,6 +545,152 @@ def test_only_groups_of_which_something_came_are_read(
     post(store, make.reward("r", 1.0, episode="e3"), *rollout("new"))
     step(follower)
     assert read == {"e3", "new"}
+
+
+# --- What was deleted -------------------------------------------------------------------------------
+
+
+def held(folder: Path) -> list[str]:
+    """The episodes in the files of a folder, one for each row of whatever revision that holds them."""
+    export = open_export(folder)
+    assert export.log is not None
+    assert {path.name for path in folder.glob("*shard*")} == set(export.log.shards)
+    batches = (batch for shard in export.log.shards.values() for batch in export.all_batches(shard))
+    return sorted(one.episode_id for row in map(from_batch, batches) for one in row.episodes)
+
+
+def test_a_deleted_episode_leaves_the_files_in_whatever_revision_it_was_written(
+    store: Store, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with following(store, "p", out, Spec(shard_rows=2)) as follower:
+        post(store, *rollout("a", "g"), *rollout("b", "g"), *rollout("c"), *rollout("d"), *rollout("e"))
+        step(follower)
+        post(store, make.reward("r", 0.5, episode="a"), make.reward("r2", 0.5, episode="d"))
+        step(follower)
+        assert held(out) == ["a", "a", "b", "b", "c", "d", "d", "e"]
+        delete.delete_episode(store, "p", "a")
+        entry = step(follower)
+        assert (written(entry), stones(entry)) == ([("g", 2, ("b",))], [("g", 1, "deleted")])
+        # c, d | e, g 0 and d 1, g 1: the first file has the old row of d and stays, two are written again.
+        moved = {one.file: one.shard and (one.shard.file, one.shard.rows) for one in entry.rewritten}
+        assert moved == {
+            "shard-00000001-0001.arrow": ("shard-00000003-0001.arrow", 1),
+            "shard-00000002-0000.arrow": ("shard-00000003-0002.arrow", 1),
+        }
+        assert held(out) == ["b", "c", "d", "d", "e"]
+        assert Log.open(out) == follower.log
+        assert same_as_batch(store, out)
+        post(store, make.reward("r3", 1.0, episode="d"), make.reward("r4", 1.0, episode="e"))
+        assert stones(step(follower)) == [("d", 1, "revised"), ("e", 0, "revised")]
+        assert same_as_batch(store, out)
+        for id_ in "bcde":
+            delete.delete_episode(store, "p", id_)
+        entry = step(follower)
+    assert {one.shard for one in entry.rewritten} == {None}
+    assert held(out) == []
+    assert Log.open(out) == follower.log
+    assert verify_export(store, "p", out).findings == []
+
+
+def test_an_episode_that_is_deleted_once_its_rows_count_no_more_leaves_the_files_too(
+    store: Store, follower: Follower, tmp_path: Path
+) -> None:
+    post(store, make.group("g", size=2), *rollout("a", "g"), *rollout("b", "g"))
+    step(follower)
+    delete.delete_episode(store, "p", "a")
+    assert step(follower).conservation.excluded == {"group_open": 2}
+    assert held(tmp_path / "out") == []
+    post(store, answered("x-c", "x", 1, 2))
+    assert written(follower.step(is_last=True).entry or step(follower)) == [("x", 0, ("x",))]
+    more = answered("x-c", "x", 1, 2, 3).model_copy(update={"revision": 1})
+    post(store, make.group("h", size=2), more, make.episode("x", group_id="h", status="ok"))
+    assert stones(step(follower)) == [("x", 0, "replaced")]
+    assert held(tmp_path / "out") == ["x"]
+    delete.delete_episode(store, "p", "x")
+    assert step(follower).tombstones == ()
+    assert held(tmp_path / "out") == []
+
+
+def test_a_deleted_project_leaves_no_file(store: Store, follower: Follower, tmp_path: Path) -> None:
+    post(store, *rollout("a"), *rollout("b"))
+    step(follower)
+    delete.delete_project(store, "p")
+    assert [one.file for one in step(follower).rewritten] == ["shard-00000001-0000.arrow"]
+    assert list((tmp_path / "out").glob("*shard*")) == []
+
+
+def test_what_was_redacted_leaves_the_files_too(store: Store, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with following(store, "p", out, Spec(compression="none")) as follower:
+        post(store, *rollout("a"), *rollout("b"))
+        step(follower)
+        post(store, make.reward("r", 1.0, episode="a", scorer="sk-ABC"))
+        step(follower)
+        post(store, make.reward("r2", 1.0, episode="a"))
+        step(follower)
+        assert holding(out, b"sk-ABC") == ["shard-00000002-0000.arrow", "shard-00000003-0000.arrow"]
+        found = redact.add_rules(store, "p", json.dumps([{"name": "key", "pattern": "sk-[A-Z]+"}]))
+        redact.carry_out(store, "p", found.id)
+        step(follower)
+    assert holding(out, b"sk-ABC") == []
+    assert verify_export(store, "p", out).findings == []
+
+
+def holding(folder: Path, what: bytes) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and what in path.read_bytes())
+
+
+def test_a_reader_goes_on_where_shards_were_written_again(
+    store: Store, follower: Follower, tmp_path: Path
+) -> None:
+    """It has the news of an entry in hand while the file goes; later ones hand no row out again."""
+    out = tmp_path / "out"
+    post(store, *rollout("a"), *rollout("b"))
+    step(follower)
+    old = open_export(out)
+    news = old.follow(poll_s=0.001)
+    first = next(news)
+    delete.delete_episode(store, "p", "a")
+    step(follower)
+    assert [row.episodes[0].episode_id for row in first.rows()] == ["b"]
+    second = next(news)
+    assert (stones(second.entry), list(second.rows())) == ([("a", 0, "deleted")], [])
+    again = list(open_export(out).follow(idle_s=0))
+    assert [[row.episodes[0].episode_id for row in one.rows()] for one in again] == [["b"], []]
+    with pytest.raises(ShardMissing, match="open the export again"):
+        list(old.rows())
+    (out / "shard-00000002-0000.arrow").unlink()
+    with pytest.raises(ShardMissing):
+        list(first.rows())
+
+
+def test_killed_at_any_sync_or_rename_of_a_deletion_it_is_carried_out_by_the_next(
+    store: Store, tmp_path: Path
+) -> None:
+    """A shard of 3 such points, two that are written again of as many, an entry of 4, a removal of 1."""
+    url = f"sqlite:///{tmp_path / 't.db'}"
+    out = tmp_path / "out"
+    post(store, *rollout("a", "g"), *rollout("b", "g"), *rollout("c"))
+    with following(store, "p", out, Spec(shard_rows=2)) as follower:
+        step(follower)
+        post(store, make.reward("r", 0.5, episode="a"), make.reward("r2", 0.5, episode="c"))
+        step(follower)
+    delete.delete_episode(store, "p", "a")
+    exit_codes = []
+    while not exit_codes or exit_codes[-1]:
+        child = FORK.Process(target=_follow_until_killed, args=(url, out, len(exit_codes), 2))
+        child.start()
+        child.join(60)
+        exit_codes.append(child.exitcode)
+        assert len(list(open_export(out).rows())) == 2
+        if Log.open(out).number == 3:
+            break
+    assert exit_codes.count(-signal.SIGKILL) >= 8
+    with following(store, "p", out, Spec(shard_rows=2)) as follower:
+        assert follower.step().entry is None
+    assert held(out) == ["b", "c"]
+    assert same_as_batch(store, out)
 
 
 # --- Folders and processes --------------------------------------------------------------------------
@@ -510,7 +738,7 @@ def test_a_folder_with_something_else_in_it_is_refused(store: Store, tmp_path: P
         pass
 
 
-def _follow_until_killed(url: str, out: Path, left: int) -> None:
+def _follow_until_killed(url: str, out: Path, left: int, shard_rows: int) -> None:
     def counted(name: str) -> None:
         whole = getattr(os, name)
 
@@ -523,7 +751,8 @@ def _follow_until_killed(url: str, out: Path, left: int) -> None:
 
         setattr(os, name, wrapped)
 
-    with Store.open(url) as store, following(store, "p", out, Spec(shard_rows=1)) as follower:
+    spec = Spec(shard_rows=shard_rows)
+    with Store.open(url) as store, following(store, "p", out, spec) as follower:
         for name in ("replace", "fsync"):
             counted(name)
         follower.step()
@@ -539,7 +768,7 @@ def test_killed_at_any_sync_or_rename_nothing_is_lost_and_nothing_doubled(
     post(store, *rollout("a"), *rollout("b"))
     exit_codes = []
     while not exit_codes or exit_codes[-1]:
-        child = FORK.Process(target=_follow_until_killed, args=(url, out, len(exit_codes)))
+        child = FORK.Process(target=_follow_until_killed, args=(url, out, len(exit_codes), 1))
         child.start()
         child.join(60)
         exit_codes.append(child.exitcode)
@@ -637,14 +866,17 @@ def test_lag_counts_what_is_not_trained_and_what_is_not_followed(
     post(store, make.consumption("u", "b-c", episode="b", run="r1"))
     log = Log.open(tmp_path / "out")
     expected = Lag(
+        manifest_hash=log.first_hash,
         groups=3,
         unconsumed_groups=2,
         unconsumed_tokens=4,
         oldest_version=3,
         newest_version=4,
+        late_tokens=0,
         waiting_groups=0,
         snapshot=7,
         followed=6,
+        runs={"r1": Untrained(2, 4, 3, 4)},
     )
     assert lag(store, "p", log) == lag(store, "p", log, run="r1") == expected
     assert expected.behind == 1
@@ -656,8 +888,25 @@ def test_lag_counts_what_is_not_trained_and_what_is_not_followed(
     assert (found.groups, found.unconsumed_groups, found.waiting_groups) == (4, 3, 0)
 
 
+def test_lag_tells_training_runs_apart_and_counts_what_came_late(
+    store: Store, follower: Follower, tmp_path: Path
+) -> None:
+    post(store, *rollout("a", version=3), *rollout("b", version=5), *rollout("c", version=4))
+    step(follower)
+    post(store, make.consumption("u", "b-c", episode="b", run="r1"))
+    post(store, *(make.consumption(f"u{id_}", f"{id_}-c", episode=id_, run="r2") for id_ in "ab"))
+    post(store, answered("a-late", "a", 7, 8, 9))
+    step(follower)
+    found = lag(store, "p", Log.open(tmp_path / "out"))
+    assert found.late_tokens == 3
+    assert found.runs == {"r1": Untrained(2, 4, 3, 4), "r2": Untrained(1, 2, 4, 4)}
+    assert (found.unconsumed_groups, found.oldest_version) == (1, 4)
+
+
 def test_nothing_followed_is_no_lag_and_no_version(store: Store, follower: Follower, tmp_path: Path) -> None:
-    assert lag(store, "p", Log.open(tmp_path / "out")) == Lag(0, 0, 0, None, None, 0, 0, 0)
+    found = lag(store, "p", Log.open(tmp_path / "out"))
+    numbers = {"groups": 0, "late_tokens": 0, "waiting_groups": 0, "snapshot": 0, "followed": 0}
+    assert found == Lag(0, 0, None, None, manifest_hash=follower.log.first_hash, **numbers, runs={})
 
 
 def test_many_processes_may_come_and_go(store: Store, tmp_path: Path) -> None:

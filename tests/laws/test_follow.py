@@ -113,7 +113,9 @@ def _check(
     name = f"p{next(_numbers)}"
     out = folder / name
     with ExitStack() as stack:
-        follower = _begun(stack, store, name, out / "follow", spec)
+        # As much as a look takes: all that came, or one event after the other.
+        most = data.draw(st.sampled_from([20_000, 3, 1]))
+        follower = _begun(stack, store, name, out / "follow", spec, most)
         for batch in batches:
             outcomes = store.ingest(name, [posted(event) for event in batch])
             assert {outcome.status for outcome in outcomes} <= {"stored", "duplicate"}
@@ -121,8 +123,9 @@ def _check(
             follower.step(is_last=data.draw(st.booleans()))
             if data.draw(st.booleans()):
                 stack.close()
-                follower = _begun(stack, store, name, out / "follow", spec)
-        follower.step(is_last=True)
+                follower = _begun(stack, store, name, out / "follow", spec, most)
+        while follower.step(is_last=True).is_news:
+            pass
         assert follower.step(is_last=True).entry is None
     log = Log.open(out / "follow")
     came = _positions(store, name)
@@ -146,8 +149,8 @@ def _num_sampled(events: Sequence[AnyEvent]) -> int:
     return sum(len(body.token_ids or ()) for body in (*calls, *alone))
 
 
-def _begun(stack: ExitStack, store: Store, name: str, out: Path, spec: Spec) -> Follower:
-    return stack.enter_context(following(store, name, out, spec))
+def _begun(stack: ExitStack, store: Store, name: str, out: Path, spec: Spec, most: int) -> Follower:
+    return stack.enter_context(following(store, name, out, spec, most=most))
 
 
 def _positions(store: Store, project: str) -> dict[tuple[str, str, str], int]:

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from tracestore.shards.files import Folder
-from tracestore.shards.log import EMPTY, Entry, GroupName, Header, Log, LogCorrupt, LoggedGroup, Tombstone
+from tracestore.shards.log import (
+    EMPTY,
+    Entry,
+    GroupName,
+    Header,
+    Log,
+    LogCorrupt,
+    LoggedGroup,
+    Rewritten,
+    Tombstone,
+)
 from tracestore.shards.manifest import NotAnExport, OtherSchema, ShardEntry
 from tracestore.shards.schema import schema_hash
 
@@ -92,6 +102,45 @@ def test_a_reader_goes_on_from_where_it_is(log: Log) -> None:
     log.append(entry(log))
     assert [one.number for one in reader.advance()] == [3]
     assert reader == log
+
+
+def test_rows_that_count_lie_in_the_shard_that_took_the_place_of_theirs(log: Log) -> None:
+    """Of "a" the row of g counts, and that of h counts no more; "b" has the other row of h."""
+    stone = Tombstone(
+        name=GroupName("group", "h"), revision=1, why="deleted", file="b.arrow", first_row=0, rows=1
+    )
+    asked = {"deleted": [], "is_all": False}
+    assert log.to_rewrite([], **asked) == {}
+    assert log.to_rewrite([stone], **asked) == {"a.arrow": {1}, "b.arrow": {0}}
+    assert log.to_rewrite([], deleted=["h-e"], is_all=False) == log.to_rewrite([], deleted=[], is_all=True)
+    gone = Rewritten(file="a.arrow", shard=shard("c.arrow", 1)), Rewritten(file="b.arrow", shard=None)
+    log.append(entry(log, tombstones=(stone,), rewritten=gone))
+    assert Log.open(log.folder) == log
+    assert list(log.shards) == ["c.arrow"]
+    assert (log.current("a.arrow"), log.current("b.arrow")) == (shard("c.arrow", 1), None)
+    assert log.groups[GroupName("group", "g")] == group("g", file="c.arrow")
+    assert log.dead == {}
+    again = Rewritten(file="c.arrow", shard=shard("d.arrow", 1))
+    log.append(entry(log, rewritten=(again,)))
+    assert log.current("a.arrow") == shard("d.arrow", 1)
+
+
+@pytest.mark.parametrize("found", [None, shard("c.arrow", 2)])
+def test_a_shard_that_took_the_place_of_one_with_other_rows_is_found(
+    log: Log, found: ShardEntry | None
+) -> None:
+    made = entry(log, rewritten=(Rewritten(file="a.arrow", shard=found),))
+    with pytest.raises(LogCorrupt, match="had 1 rows that count"):
+        log.copy().append(made)
+    with pytest.raises(LogCorrupt, match="had 1 rows that count"):
+        Log.open(log.folder)
+
+
+def test_a_copy_does_not_go_on(log: Log) -> None:
+    copy = log.copy()
+    log.append(entry(log, groups=(group("new", file=None),)))
+    assert (copy.number, copy) == (2, copy.copy())
+    assert GroupName("group", "new") not in copy.groups
 
 
 def test_nothing_of_an_entry_is_seen_before_it_is_whole(log: Log) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tracestore.shards.log import EMPTY, Entry, GroupName, Header, Log, LoggedGroup, Tombstone
+from tracestore.shards.log import EMPTY, Entry, GroupName, Header, Log, LoggedGroup, Rewritten, Tombstone
 from tracestore.shards.manifest import Conservation, Manifest, write_manifest
 from tracestore.shards.read import Export, open_export
 from tracestore.shards.row import Row
@@ -79,6 +79,28 @@ def add_entry(log: Log, rows: Sequence[Row], *, replaces: Sequence[str] = ()) ->
             conservation=EMPTY,
         )
     )
+
+
+def delete_group(log: Log, name: str, *, left: Sequence[Row]) -> None:
+    """One more entry, by which a group leaves the files: those rows of its shard are `left`, in another."""
+    group, number = log.groups[GroupName("group", name)], log.number + 1
+    assert group.file is not None
+    shard = write_shard(log.folder / f"shard-{number:05}.arrow", left)
+    nothing = {"shards": (), "groups": (), "late": (), "waiting": (), "deleted": (), "redacted_at": 0}
+    log.append(
+        Entry(
+            number=number,
+            previous=log.hash,
+            snapshot=number,
+            tombstones=(_stone(group).model_copy(update={"why": "deleted"}),),
+            rewritten=(Rewritten(file=group.file, shard=shard),),
+            num_groups=len(left),
+            adds=EMPTY,
+            conservation=EMPTY,
+            **nothing,
+        )
+    )
+    (log.folder / group.file).unlink()
 
 
 def _logged(log: Log, row: Row, file: str, place: int) -> LoggedGroup:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.train.exports import add_entry, export_of, followed
+from tests.train.exports import add_entry, delete_group, export_of, followed
 from tests.train.rows import episodes_of_one_call
 from tracestore.shards.log import GroupName
 from tracestore.shards.read import Export, ShardCorrupt, open_export
@@ -170,6 +170,20 @@ def test_rows_that_a_later_entry_replaced_are_passed_over_and_counted(tmp_path: 
     loader = Loader(open_export(log.folder), Reading(follow=True, idle_s=0))
     assert [(g.name.id, g.after.epoch) for g in loader.groups()] == [("b", 1), ("a", 2)]
     assert loader.notes == {"groups_replaced": 1}
+
+
+def test_what_a_deletion_takes_from_the_files_is_not_given_and_the_rest_is(tmp_path: Path) -> None:
+    """The shards of entries that the loader has not come to are written again while it reads."""
+    log = followed(tmp_path / "export")
+    for some in ("ab", "cd", "e"):
+        add_entry(log, [group_of(name) for name in some])
+    groups = Loader(open_export(log.folder), Reading(follow=True, idle_s=0, ahead=0)).groups()
+    first = next(groups)
+    delete_group(log, "c", left=[group_of("d")])
+    delete_group(log, "e", left=[])
+    assert sorted(names([first, *groups])) == ["a", "b", "d"]
+    again = Loader(open_export(log.folder), Reading(follow=True, idle_s=0)).groups()
+    assert sorted(names(list(again))) == ["a", "b", "d"]
 
 
 @pytest.mark.parametrize("cut", range(6))

@@ -98,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
         return _run_interchange(args)
     spec = _spec(args)
     if args.follow:
-        _print(run_follow(args, spec), args)
+        log = run_follow(args, spec)
+        _print(log.manifest(), args, name=log.first_hash)
         return 0
     with opened_store(args, create=False) as store:
         require_project(store, args)
@@ -119,11 +120,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(manifest: Manifest, args: argparse.Namespace) -> None:
+def _print(manifest: Manifest, args: argparse.Namespace, *, name: str | None = None) -> None:
+    """
+    Args:
+        name: the hash by which an export that goes on is registered and served; None: that of its manifest.
+    """
     if args.json:
-        _print_json(manifest, args.out)
+        print_json_line(_facts(manifest, args.out) | _hashes(manifest, name))
+        return
+    _print_tables(manifest, args)
+    if name is None:
+        print_line(f"manifest {manifest.manifest_hash}")
     else:
-        _print_tables(manifest, args)
+        print_line(f"export {name}, its rows now {manifest.manifest_hash}")
+    for text in manifest.notes:
+        note(f"note: {text}", args=args)
+
+
+def _hashes(manifest: Manifest, name: str | None) -> dict[str, str]:
+    """`manifest_hash`: what the store, deletions and `GET /v1/exports/{hash}` call the export."""
+    if name is None:
+        return {"manifest_hash": manifest.manifest_hash}
+    return {"manifest_hash": name, "rows_hash": manifest.manifest_hash}
 
 
 def _says(args: argparse.Namespace) -> Callable[[str], None]:
@@ -248,31 +266,28 @@ def _spec(args: argparse.Namespace) -> Spec:
         ) from error
 
 
-def _print_json(manifest: Manifest, out: str) -> None:
+def _facts(manifest: Manifest, out: str) -> dict[str, object]:
     table = manifest.conservation
-    print_json_line(
-        {
-            "out": out,
-            "project": manifest.project,
-            "snapshot": manifest.snapshot,
-            "groups": manifest.groups,
-            "rows": manifest.rows,
-            "samples": manifest.samples,
-            "causes": manifest.causes,
-            "tokens": sum(shard.tokens for shard in manifest.shards),
-            "sampled_tokens": table.sampled_tokens,
-            "trained_tokens": table.trained_tokens,
-            "excluded_tokens": table.excluded_tokens,
-            "excluded": table.excluded,
-            "no_token_ids_calls": table.no_token_ids_calls,
-            "stripped_stop_tokens": table.stripped_stop_tokens,
-            "rendered_completions": table.rendered_completions,
-            "not_rendered": table.not_rendered,
-            "left_out": table.left_out,
-            "notes": list(manifest.notes),
-            "manifest_hash": manifest.manifest_hash,
-        }
-    )
+    return {
+        "out": out,
+        "project": manifest.project,
+        "snapshot": manifest.snapshot,
+        "groups": manifest.groups,
+        "rows": manifest.rows,
+        "samples": manifest.samples,
+        "causes": manifest.causes,
+        "tokens": sum(shard.tokens for shard in manifest.shards),
+        "sampled_tokens": table.sampled_tokens,
+        "trained_tokens": table.trained_tokens,
+        "excluded_tokens": table.excluded_tokens,
+        "excluded": table.excluded,
+        "no_token_ids_calls": table.no_token_ids_calls,
+        "stripped_stop_tokens": table.stripped_stop_tokens,
+        "rendered_completions": table.rendered_completions,
+        "not_rendered": table.not_rendered,
+        "left_out": table.left_out,
+        "notes": list(manifest.notes),
+    }
 
 
 def _print_tables(manifest: Manifest, args: argparse.Namespace) -> None:
@@ -297,6 +312,3 @@ def _print_tables(manifest: Manifest, args: argparse.Namespace) -> None:
     tokens = sum(shard.tokens for shard in manifest.shards)
     counts = f"{manifest.rows} rows, {manifest.samples} samples, {tokens} tokens"
     print_line(f"{counts} in {len(manifest.shards)} shards: {args.out}")
-    print_line(f"manifest {manifest.manifest_hash}")
-    for text in manifest.notes:
-        note(f"note: {text}", args=args)

@@ -19,11 +19,10 @@ from tracestore.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from tracestore.shards.log import Entry
-    from tracestore.shards.manifest import Manifest
+    from tracestore.shards.log import Entry, Log
     from tracestore_exporters.spec import Spec
 
-_OF_FOLLOW = ("interval", "until_idle", "settle")
+_OF_FOLLOW = ("interval", "until_idle", "settle", "silence")
 
 
 def add_follow_flags(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +43,14 @@ def add_follow_flags(parser: argparse.ArgumentParser) -> None:
         "--settle",
         type=positive_number,
         metavar="S",
-        help="leave a closed group for so many seconds after its last event (default: 0; an episode that"
-        " nobody said has ended: at least 60)",
+        help="leave a closed group for so many seconds after its last event (default: 0)",
+    )
+    parser.add_argument(
+        "--silence",
+        type=positive_number,
+        metavar="S",
+        help="take an episode without an event of its own, which nobody says has ended, as ended when nothing"
+        " has come of it for so many seconds; what comes after is late (default: 1800)",
     )
     parser.add_argument(
         "--lag", action="store_true", help="say what of a followed folder is not trained, and what is behind"
@@ -77,36 +82,42 @@ def require_sense(args: argparse.Namespace) -> None:
         raise UsageError(flag="--out", hint="--follow writes into a folder of this machine")
 
 
-def run_follow(args: argparse.Namespace, spec: Spec) -> Manifest:
-    """Follow until idle, or until the process is ended; the manifest of what is there then."""
+def run_follow(args: argparse.Namespace, spec: Spec) -> Log:
+    """Follow until idle, or until the process is ended; what is there then."""
     from tracestore.cli.export import register_made
-    from tracestore_exporters.follow import following, looks
+    from tracestore_exporters.follow import UNSTATED_S, following, looks
 
     with (
         opened_store(args, create=False) as store,
         following(
-            store, args.project, args.out, spec, settle_s=args.settle or 0.0, chat=chat_of(args)
+            store,
+            args.project,
+            args.out,
+            spec,
+            settle_s=args.settle or 0.0,
+            unstated_s=args.silence or UNSTATED_S,
+            chat=chat_of(args),
         ) as follower,
     ):
         if not store.snapshot(args.project):
             note(f"note: nothing has come to project {args.project!r} yet", args=args)
-        # Deletions name the folder by the hash with which its log begins.
         noted = follower.log.manifest()
+        # It stays the same however far the log goes: deletions and the service name the folder by it.
         name = follower.log.first_hash
+        note(f"note: this export is {name}", args=args)
         if follower.log.number:
             register_made(store, noted, args, name=name)
         for entry in looks(follower, interval_s=args.interval or 1.0, until_idle_s=args.until_idle):
-            new = {"snapshot": entry.snapshot, "conservation": entry.conservation, "shards": entry.shards}
+            shards = (*entry.shards, *(one.shard for one in entry.rewritten if one.shard is not None))
+            new = {"snapshot": entry.snapshot, "conservation": entry.conservation, "shards": shards}
             noted = noted.model_copy(update=new)
             register_made(store, noted, args, name=name)
-            _print_entry(entry, args)
-        return follower.log.manifest()
+            _print_entry(entry, args, name=name)
+        return follower.log
 
 
 def run_lag(args: argparse.Namespace) -> int:
     """Print how far behind trainer and follower are."""
-    from dataclasses import asdict
-
     from tracestore.shards.log import Log
     from tracestore_exporters.lag import lag
 
@@ -118,11 +129,11 @@ def run_lag(args: argparse.Namespace) -> int:
                 project=args.project, followed=log.header.project, hint="--project names the one followed"
             )
         found = lag(store, args.project, log, run=args.run)
-    print_facts(asdict(found) | {"behind": found.behind}, args=args)
+    print_facts(found.facts(), args=args)
     return 0
 
 
-def _print_entry(entry: Entry, args: argparse.Namespace) -> None:
+def _print_entry(entry: Entry, args: argparse.Namespace, *, name: str) -> None:
     facts = {
         "entry": entry.number,
         "snapshot": entry.snapshot,
@@ -131,9 +142,10 @@ def _print_entry(entry: Entry, args: argparse.Namespace) -> None:
         "trained_tokens": entry.adds.trained_tokens,
         "late_tokens": entry.conservation.excluded.get("late", 0),
         "replaced": len(entry.tombstones),
+        "rewritten_shards": len(entry.rewritten),
         "waiting": len(entry.waiting),
     }
     if args.json:
-        print_json_line(facts | {"shards": [shard.file for shard in entry.shards]})
+        print_json_line(facts | {"shards": [shard.file for shard in entry.shards], "manifest_hash": name})
     else:
         print_line(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items()))

@@ -28,6 +28,8 @@ from pyarrow import fs
 from tracestore.errors import TracestoreError
 
 KEY_VARIABLE = "TRACESTORE_API_KEY"
+ERASED = "urn:tracestore:problem:export-file-erased"
+"""Type of the problem by which a server says that a shard is gone; a deleted project is another."""
 _STEP = 1 << 20
 _TRIES = 4
 _IDLE_S = 60.0
@@ -193,7 +195,7 @@ class Web:
             )
         except HTTPError as error:
             with error:
-                if error.code == 404:
+                if error.code == 404 or _is_erased(error):
                     raise _Missing(url) from error
                 if error.code >= 500 or error.code == 429:
                     raise
@@ -203,7 +205,11 @@ class Web:
 
 
 class _Missing(FileNotFoundError):
-    """404."""
+    """404, or 410 of a file whose rows were deleted."""
+
+
+def _is_erased(error: HTTPError) -> bool:
+    return error.code == 410 and ERASED.encode() in error.read(_STEP)
 
 
 @dataclass(frozen=True)

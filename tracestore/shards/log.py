@@ -5,6 +5,9 @@
 
 An entry is there whole or not at all, names the hash of the one before it, and never changes. So the log, and
 nothing else, says which groups were written: a shard that no entry names is no part of the export.
+
+Shards never change either, but may go: where rows that count no more are of what was deleted or redacted, the
+entry says which shard has the others of that file from there on, and the file is removed.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -124,6 +128,14 @@ class Tombstone(_Frozen):
     rows: int
 
 
+class Rewritten(_Frozen):
+    """A shard that is there no more, since what was deleted or redacted was in it."""
+
+    file: str
+    shard: ShardEntry | None
+    """The one with those of its rows that count, in their order; None: none did."""
+
+
 class Entry(_Frozen):
     """What was new at a snapshot."""
 
@@ -137,6 +149,9 @@ class Entry(_Frozen):
     groups: tuple[LoggedGroup, ...]
     """The groups in them, and those that were closed without anything to learn from."""
     tombstones: tuple[Tombstone, ...]
+    """Of rows by where they lay at the entry before."""
+    rewritten: tuple[Rewritten, ...] = ()
+    """Shards of earlier entries that are there no more. What takes their place is not new."""
     late: tuple[LateGroup, ...]
     waiting: tuple[GroupName, ...]
     """Groups that are closed by what has come, and are left a while, since more may come; and those that
@@ -187,8 +202,10 @@ class Log:
     revisions: dict[GroupName, int] = field(default_factory=dict)
     """The highest revision that any group ever had."""
     shards: dict[str, ShardEntry] = field(default_factory=dict)
-    dead: dict[str, set[int]] = field(default_factory=dict)
-    """Shard -> places of rows that count no more."""
+    dead: dict[str, dict[int, tuple[str, ...]]] = field(default_factory=dict)
+    """Shard -> places of rows that count no more, and the episodes of their groups."""
+    moved: dict[str, str | None] = field(default_factory=dict)
+    """Shard that is there no more -> the one that took its place; None: none of its rows counted."""
     deleted: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
@@ -260,6 +277,21 @@ class Log:
         assert isinstance(self.files, Folder), f"{self.files.where} is no folder"
         return self.files.path
 
+    def copy(self) -> Self:
+        """As it is now: what is read of this one later is not in it."""
+        dead = {file: dict(rows) for file, rows in self.dead.items()}
+        return replace(
+            self,
+            groups=dict(self.groups),
+            group_of=dict(self.group_of),
+            late=dict(self.late),
+            revisions=dict(self.revisions),
+            shards=dict(self.shards),
+            dead=dead,
+            moved=dict(self.moved),
+            deleted=list(self.deleted),
+        )
+
     def append(self, entry: Entry) -> None:
         """Write the next entry: what it names is followed from here on."""
         assert (entry.number, entry.previous) == (self.number + 1, self.hash)
@@ -268,6 +300,39 @@ class Log:
     def is_live(self, file: str, place: int) -> bool:
         """Whether a row of a shard counts."""
         return place not in self.dead.get(file, ())
+
+    def current(self, file: str) -> ShardEntry | None:
+        """The shard that has the rows of a shard which count; None: none does, and it is there no more."""
+        now: str | None = file
+        while now in self.moved:
+            now = self.moved[now]
+        return None if now is None else self.shards[now]
+
+    def to_rewrite(
+        self, stones: Iterable[Tombstone], *, deleted: Iterable[str], is_all: bool
+    ) -> dict[str, set[int]]:
+        """Shards that hold what may not stay -> places in them of rows that count no more.
+
+        Those are the shards with a row that counts no more, in whatever revision, of an episode that was
+        deleted, or of a group whose rows a deletion or redaction changed.
+
+        Args:
+            stones: of the next entry.
+            deleted: episodes that were deleted, or their content, since the last one.
+            is_all: whether no row that counts no more may stay: a redaction does not say what it changed.
+        """
+        gone = set(deleted)
+        dead = {file: dict(rows) for file, rows in self.dead.items()}
+        for stone in stones:
+            episode_ids = self.groups[stone.name].episode_ids
+            if stone.why in ("deleted", "redacted"):
+                gone.update(episode_ids)
+            _bury(dead, stone, episode_ids)
+        return {
+            file: set(rows)
+            for file, rows in dead.items()
+            if is_all or any(not gone.isdisjoint(ids) for ids in rows.values())
+        }
 
     def manifest(self) -> Manifest:
         """The manifest of what is live, as of an export of the last snapshot."""
@@ -300,9 +365,8 @@ class Log:
             for episode_id in group.episode_ids:
                 del self.group_of[episode_id]
             self.late.pop(stone.name, None)
-            if stone.file is not None:
-                places = range(stone.first_row, stone.first_row + stone.rows)
-                self.dead.setdefault(stone.file, set()).update(places)
+            _bury(self.dead, stone, group.episode_ids)
+        self._move(entry)
         for group in entry.groups:
             self.groups[group.name] = group
             self.group_of.update(dict.fromkeys(group.episode_ids, group.name))
@@ -311,6 +375,34 @@ class Log:
         self.shards.update({shard.file: shard for shard in entry.shards})
         self.deleted += entry.deleted
         self.number, self.snapshot, self.last, self.hash = entry.number, entry.snapshot, entry, hash_
+
+    def _move(self, entry: Entry) -> None:
+        """Let the groups of rewritten shards lie where they are now."""
+        by_file: dict[str, list[LoggedGroup]] = {one.file: [] for one in entry.rewritten}
+        for group in self.groups.values():
+            if group.file in by_file:
+                by_file[group.file].append(group)
+        for one in entry.rewritten:
+            place, file = 0, None if one.shard is None else one.shard.file
+            for group in sorted(by_file[one.file], key=lambda group: group.first_row):
+                self.groups[group.name] = group.model_copy(update={"file": file, "first_row": place})
+                place += group.rows
+            if place != (0 if one.shard is None else one.shard.rows):
+                problem = f"{one.file} had {place} rows that count, what took its place has others"
+                raise LogCorrupt(place=self.files.where, file=entry_name(entry.number), problem=problem)
+            del self.shards[one.file]
+            self.dead.pop(one.file, None)
+            self.moved[one.file] = file
+            if one.shard is not None:
+                self.shards[one.shard.file] = one.shard
+
+
+def _bury(
+    dead: dict[str, dict[int, tuple[str, ...]]], stone: Tombstone, episode_ids: tuple[str, ...]
+) -> None:
+    if stone.file is not None:
+        places = range(stone.first_row, stone.first_row + stone.rows)
+        dead.setdefault(stone.file, {}).update(dict.fromkeys(places, episode_ids))
 
 
 def entry_name(number: int) -> str:

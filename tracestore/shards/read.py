@@ -35,7 +35,8 @@ class ShardCorrupt(TracestoreError):
 class Export:
     """An export: its manifest, and its rows as a stream.
 
-    One that goes on is read as it was when it was opened: `manifest` is that of its live rows.
+    One that goes on is read as it was when it was opened: `manifest` is that of its live rows. Where what is
+    in a shard was deleted since, the shard is missing, and the export is to be opened again.
     """
 
     files: Files
@@ -140,6 +141,29 @@ class Export:
                 yield OpenShard(shard, self._name(shard), source)
 
     @contextmanager
+    def opened_now(
+        self, shard: ShardEntry, *, check: bool = True
+    ) -> Iterator[tuple[Export, OpenShard] | None]:
+        """What `opened` gives, or of an export that goes on the shard that took its place, with the export as
+        far as its log says so; None: nothing of it counts any more. Raises as `opened`."""
+        log = self.log
+        with ExitStack() as stack:
+            while log is not None and (current := log.current(shard.file)) is not None:
+                now = Export(self.files, self.manifest, log)
+                try:
+                    found = stack.enter_context(now.opened(current, check=check))
+                except (ShardMissing, FileNotFoundError):
+                    log = log.copy()
+                    if not log.advance():
+                        raise
+                else:
+                    yield now, found
+                    return
+            yield (
+                None if self.log is not None else (self, stack.enter_context(self.opened(shard, check=check)))
+            )
+
+    @contextmanager
     def file(self, shard: ShardEntry) -> Iterator[Path]:
         """The file of a shard, or a copy of it. Raises ShardMissing."""
         with ExitStack() as stack:
@@ -147,6 +171,8 @@ class Export:
                 path = stack.enter_context(self.files.opened(shard.file))
             except FileNotFoundError as error:
                 hint = "copy the whole folder, or export again"
+                if self.log is not None:
+                    hint = "open the export again, what was in it may be deleted; else copy the whole folder"
                 raise ShardMissing(file=self._name(shard), hint=hint) from error
             yield path
 
@@ -200,13 +226,17 @@ class News:
     """The export as far as its log was read when this entry was given."""
 
     def rows(self, *, check: bool = True) -> Iterator[Row]:
-        """The rows that it adds, without those that a later entry, if already there, has replaced.
+        """The rows that it adds, without those that a later entry, if already there, has replaced or deleted.
 
         Raises:
             ShardMissing, ShardCorrupt, OtherSchema.
         """
         for shard in self.entry.shards:
-            yield from self.export.shard_rows(shard, check=check)
+            with self.export.opened_now(shard, check=check) as found:
+                if found is not None:
+                    now, opened = found
+                    places = (place for place in range(opened.shard.rows) if now.is_live(opened.shard, place))
+                    yield from map(opened.row, places)
 
 
 def open_export(place: str | Path, *, key: str | None = None) -> Export:

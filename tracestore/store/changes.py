@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, exists, select
+from sqlalchemy import ColumnElement, Connection, exists, select
 
 from tracestore.store import query
 from tracestore.store import tables as t
@@ -25,6 +25,8 @@ class Changes:
     """What came up to `snapshot`."""
 
     snapshot: int
+    latest: int
+    """The commit position of the project; above `snapshot` where more had come than was asked for."""
     kinds: dict[str, set[str]] = field(default_factory=dict)
     """Episode -> kinds of the events that came."""
     groups: frozenset[str] = frozenset()
@@ -41,22 +43,27 @@ class Changes:
     """(first, last position) of redactions that took something out and look at no more events."""
 
 
-def changes(store: Store, project: str, *, after: int, ignored: Collection[str] = ()) -> Changes:
+def changes(
+    store: Store, project: str, *, after: int, most: int | None = None, ignored: Collection[str] = ()
+) -> Changes:
     """What came after a position.
 
     Args:
+        most: look at so many commit positions, and no further; None: at all there are.
         ignored: kinds of events that do not matter.
     """
     with store.read() as connection:
         project_id = query.find_project(connection, project)
-        snapshot = query.snapshot(connection, project)
-        if project_id is None or snapshot == after:
-            return Changes(snapshot)
+        latest = query.snapshot(connection, project)
+        if project_id is None or latest == after:
+            return Changes(latest, latest)
+        snapshot = latest if most is None else min(latest, after + most)
+        came = _Came(connection, project_id, after, snapshot)
         stone = t.tombstone.c
         buried = select(stone.id).where(stone.project_id == project_id, stone.kind == "project")
         stones = (
             select(stone.kind, stone.id, stone.pos)
-            .where(stone.project_id == project_id, stone.pos > after, stone.kind.in_(_ERASED))
+            .where(stone.project_id == project_id, came.between(stone.pos), stone.kind.in_(_ERASED))
             .order_by(stone.pos, stone.id)
         )
         content = select(stone.id).where(
@@ -64,9 +71,10 @@ def changes(store: Store, project: str, *, after: int, ignored: Collection[str] 
         )
         return Changes(
             snapshot=snapshot,
-            kinds=_kinds(connection, project_id, after, ignored),
-            groups=_groups(connection, project_id, after),
-            replaced=_replaced(connection, project_id, after),
+            latest=latest,
+            kinds=_kinds(came, ignored),
+            groups=_groups(came),
+            replaced=_replaced(came),
             deleted=tuple(dict(row._mapping) for row in connection.execute(stones)),
             stripping=frozenset(connection.execute(content).scalars()),
             is_deleted=connection.execute(buried).first() is not None,
@@ -74,18 +82,29 @@ def changes(store: Store, project: str, *, after: int, ignored: Collection[str] 
         )
 
 
-def _kinds(
-    connection: Connection, project_id: int, after: int, ignored: Collection[str]
-) -> dict[str, set[str]]:
+@dataclass(frozen=True, slots=True)
+class _Came:
+    """What is looked at."""
+
+    connection: Connection
+    project_id: int
+    after: int
+    up_to: int
+
+    def between(self, pos: ColumnElement[int]) -> ColumnElement[bool]:
+        return (pos > self.after) & (pos <= self.up_to)
+
+
+def _kinds(came: _Came, ignored: Collection[str]) -> dict[str, set[str]]:
     raw, episode = t.raw_event.c, t.episode.c
-    rows = connection.execute(
+    rows = came.connection.execute(
         select(episode.id, raw.kind)
         .select_from(
             t.raw_event.join(
                 t.episode, (episode.project_id == raw.project_id) & (episode.key == raw.episode_key)
             )
         )
-        .where(raw.project_id == project_id, raw.pos > after, raw.kind.not_in(ignored))
+        .where(raw.project_id == came.project_id, came.between(raw.pos), raw.kind.not_in(ignored))
         .distinct()
     )
     found: dict[str, set[str]] = defaultdict(set)
@@ -94,22 +113,22 @@ def _kinds(
     return dict(found)
 
 
-def _groups(connection: Connection, project_id: int, after: int) -> frozenset[str]:
+def _groups(came: _Came) -> frozenset[str]:
     raw, group = t.raw_event.c, t.task_group.c
     log = t.raw_event.join(t.task_group, (group.project_id == raw.project_id) & (group.key == raw.entity_key))
-    rows = select(group.id).select_from(log).where(raw.project_id == project_id, raw.pos > after)
-    return frozenset(connection.execute(rows.where(raw.kind == "group")).scalars())
+    rows = select(group.id).select_from(log).where(raw.project_id == came.project_id, came.between(raw.pos))
+    return frozenset(came.connection.execute(rows.where(raw.kind == "group")).scalars())
 
 
-def _replaced(connection: Connection, project_id: int, after: int) -> frozenset[tuple[str, str]]:
+def _replaced(came: _Came) -> frozenset[tuple[str, str]]:
     raw, episode, group = t.raw_event.c, t.episode.c, t.task_group.c
     log = t.raw_event.outerjoin(
         t.episode, (episode.project_id == raw.project_id) & (episode.key == raw.episode_key)
     ).outerjoin(t.task_group, (group.project_id == raw.project_id) & (group.key == raw.entity_key))
-    rows = connection.execute(
+    rows = came.connection.execute(
         select(episode.id.label("episode_id"), group.id.label("group_id"))
         .select_from(log)
-        .where(raw.project_id == project_id, raw.pos > after, raw.first_pos <= after)
+        .where(raw.project_id == came.project_id, came.between(raw.pos), raw.first_pos <= came.after)
         .distinct()
     )
     return frozenset(
@@ -155,6 +174,37 @@ def groups_with(
         return found + [query.GroupRef(None, (ids[key],)) for key in sorted(alone) if key in ids]
 
 
+def going_on(
+    store: Store,
+    project: str,
+    *,
+    after: int,
+    episode_ids: Iterable[str],
+    group_ids: Iterable[str],
+    ignored: Collection[str] = (),
+) -> tuple[set[str], set[str]]:
+    """(those of the episodes, those of the groups) of which something came after a position already."""
+    raw, episode, group = t.raw_event.c, t.episode.c, t.task_group.c
+    of_episode = (episode.project_id == raw.project_id) & (episode.key == raw.episode_key)
+    in_group = (group.project_id == episode.project_id) & (group.key == episode.group_key)
+    of_group = (group.project_id == raw.project_id) & (group.key == raw.entity_key)
+    with store.read() as connection:
+        project_id = query.find_project(connection, project)
+        came = (raw.project_id == project_id, raw.pos > after, raw.kind.not_in(ignored))
+        episodes, groups = set[str](), set[str]()
+        for chunk in chunks(sorted(set(episode_ids))):
+            rows = select(episode.id).select_from(t.raw_event.join(t.episode, of_episode))
+            episodes |= set(connection.execute(rows.where(*came, episode.id.in_(chunk))).scalars())
+        for chunk in chunks(sorted(set(group_ids))):
+            named = (*came, group.id.in_(chunk))
+            inside = t.raw_event.join(t.episode, of_episode).join(t.task_group, in_group)
+            rows = select(group.id).select_from(inside).where(*named)
+            groups |= set(connection.execute(rows.distinct()).scalars())
+            own = select(group.id).select_from(t.raw_event.join(t.task_group, of_group))
+            groups |= set(connection.execute(own.where(*named, raw.kind == "group")).scalars())
+    return episodes, groups
+
+
 def _keys(connection: Connection, project_id: int, table: Any, ids: Iterable[str]) -> list[int]:
     found: list[int] = []
     for chunk in chunks(sorted(set(ids))):
@@ -185,19 +235,22 @@ def _ids_here(connection: Connection, project_id: int, keys: Sequence[int], at: 
     return found
 
 
-def consumed(store: Store, project: str, episode_ids: Iterable[str], *, run: str | None = None) -> set[str]:
-    """Those of the episodes of which something was trained.
-
-    Args:
-        run: by this training run; None: by any.
-    """
+def consumed(store: Store, project: str, episode_ids: Iterable[str]) -> dict[str, set[str]]:
+    """Training run -> those of the episodes of which it trained something."""
     used, episode = t.consumption.c, t.episode.c
-    here = (used.project_id == episode.project_id) & (used.episode_key == episode.key)
-    was_used = exists().where(here) if run is None else exists().where(here, used.run == run)
-    found: set[str] = set()
+    trained = t.episode.join(
+        t.consumption, (used.project_id == episode.project_id) & (used.episode_key == episode.key)
+    )
+    found: dict[str, set[str]] = defaultdict(set)
     with store.read() as connection:
         project_id = query.find_project(connection, project)
         for chunk in chunks(sorted(set(episode_ids))):
-            rows = select(episode.id).where(episode.project_id == project_id, episode.id.in_(chunk), was_used)
-            found.update(connection.execute(rows).scalars())
-    return found
+            rows = (
+                select(used.run, episode.id)
+                .select_from(trained)
+                .where(episode.project_id == project_id, episode.id.in_(chunk))
+                .distinct()
+            )
+            for run, id_ in connection.execute(rows):
+                found[run].add(id_)
+    return dict(found)

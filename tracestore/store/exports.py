@@ -39,7 +39,7 @@ class Made:
 def register(store: Store, project: str, made: Made) -> None:
     """Note an export; one of the same manifest hash is the same, wherever it was written first.
 
-    One that goes on is noted again with each later snapshot.
+    One that goes on is noted again with each entry.
     """
     p, e, s = t.project.c, t.export.c, t.shard.c
     with writer(store.engine).begin() as connection:
@@ -50,7 +50,8 @@ def register(store: Store, project: str, made: Made) -> None:
             e.project_id == project_id, e.manifest_hash == made.manifest_hash
         )
         before = connection.execute(query).one_or_none()
-        if before is not None and before.snapshot_pos >= made.snapshot:
+        # Of one snapshot there may be two entries: a group that was left a while needs no later one.
+        if before is not None and before.snapshot_pos > made.snapshot:
             return
         grown = {
             "snapshot_pos": made.snapshot,

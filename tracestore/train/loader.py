@@ -141,29 +141,34 @@ class Loader:
         number = 0
         for index in rng.permutation(len(shards)):
             with ExitStack() as stack:
-                opened = stack.enter_context(self._opened(export, shards[index]))
+                found = stack.enter_context(self._opened(export, shards[index]))
+                if found is None:  # all that was in it is deleted
+                    continue
+                now, opened = found
                 whole = _completed(opened, parts)
                 order = rng.integers(len(whole), size=len(whole)) if self.reading.replacement else None
                 for which in rng.permutation(len(whole)) if order is None else order:
                     number += 1
                     if number <= skip:
                         continue
-                    rows = self._rows(export, whole[which], opened)
+                    rows = self._rows(now, whole[which], opened)
                     if rows is not None:
                         yield Group(whole[which].name, rows, Place(epoch, number), dict(self.notes))
         if parts:
-            name, found = next(iter(parts.items()))
+            name, those = next(iter(parts.items()))
             raise PartMissing(
                 **{name.kind: name.id},
-                parts=sorted(found),
+                parts=sorted(those),
                 place=export.files.where,
                 hint="copy the whole export again",
             )
 
-    def _opened(self, export: Export, shard: ShardEntry) -> AbstractContextManager[OpenShard]:
+    def _opened(
+        self, export: Export, shard: ShardEntry
+    ) -> AbstractContextManager[tuple[Export, OpenShard] | None]:
         check = shard.file not in self._checked
         self._checked.add(shard.file)
-        return export.opened(shard, check=check)
+        return export.opened_now(shard, check=check)
 
     def _rows(self, export: Export, where: _Where, opened: OpenShard) -> tuple[tuple[str, Row], ...] | None:
         """The rows of a group, unless it is passed over."""
