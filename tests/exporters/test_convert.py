@@ -347,7 +347,7 @@ def test_the_verb_says_what_is_in_no_record(
         ["sft", "--advantages", "shared"],
         ["flat", "--advantages", "no"],
         ["flat", "--advantages", "pkpo"],
-        ["flat", "--advantages", "shared", "--pass-k", "2"],
+        ["flat", "--advantages", "shared:k=2"],
     ],
 )
 def test_a_rule_stands_where_the_format_has_a_place_for_it(
@@ -365,9 +365,7 @@ def test_the_advantages_of_the_best_of_k_attempts_are_written_with_their_k(
         "--to",
         "flat",
         "--advantages",
-        "pkpo",
-        "--pass-k",
-        "2",
+        "pkpo:k=2",
         "--out",
         str(tmp_path / "flat"),
         "--json",
@@ -378,7 +376,7 @@ def test_the_advantages_of_the_best_of_k_attempts_are_written_with_their_k(
         [1 / 2] + [1 / 6] * 3
     )
     told = pq.read_schema(tmp_path / "flat" / "shard-00000.parquet").metadata
-    assert told[b"tracestore.advantages"] == b"pkpo, k = 2"
+    assert told[b"tracestore.advantages"] == b"pkpo:k=2"
 
 
 def test_nothing_is_written_into_a_folder_that_holds_something(scenarios: Export, tmp_path: Path) -> None:
