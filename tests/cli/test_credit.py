@@ -95,7 +95,7 @@ def test_terms_and_the_step_change_what_a_rule_gives(export: str, capsys: pytest
         (["--rule", "shared", "--rule", "shared"], 2, "name each rule once"),
         (["--rule", "shared", "--reward-term", "cost=1"], 2, "terms: calls"),
         (["--rule", "mem1"], 2, "mem1:critic=zero"),
-        (["--rule", "foldgrpo"], 1, "tool_failed"),
+        (["--rule", "foldgrpo"], 1, "tool_call events"),
     ],
 )
 def test_what_cannot_be_credited_is_said(

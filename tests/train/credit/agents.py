@@ -26,6 +26,8 @@ class Agent:
     """Of its `AgentEntry`, where they differ."""
     purposes: Mapping[int, str] = field(default_factory=dict)
     """By place among its completions."""
+    tools: Mapping[int, bool] = field(default_factory=dict)
+    """Whether a tool call failed, by place among its completions."""
 
 
 def agents_row(
@@ -40,6 +42,7 @@ def agents_row(
     samples: list[tuple[int, list[int], list[int]]] = []
     owners: list[int] = []
     calls: dict[int, dict[str, Any]] = {}
+    tools: dict[int, bool] = {}
     completion = 0
     for index, agent in enumerate(agents):
         first = completion
@@ -59,6 +62,8 @@ def agents_row(
                     "ordinal": completion - first,
                     "purpose": purpose,
                 }
+                if completion - first in agent.tools:
+                    tools[completion] = agent.tools[completion - first]
                 own.append(completion)
                 completion += 1
             samples.append((agent.episode, path, own))
@@ -70,16 +75,19 @@ def agents_row(
         samples=tuple(
             replace(sample, agent=owner) for sample, owner in zip(made.samples, owners, strict=True)
         ),
+        completions=tuple(
+            replace(entry, tool_failed=tools.get(index)) for index, entry in enumerate(made.completions)
+        ),
         rewards=(*made.rewards, *said),
     )
 
 
 def say(name: str, value: float, *, episode: int = 0, **target: int) -> RewardEntry:
-    """A reward on an agent, call or completion: `say("used", 1, agent=2)`."""
+    """A reward on an agent or a completion: `say("used", 1, agent=2)`."""
     places: dict[str, Any] = dict.fromkeys(
         ("agent", "call", "completion", "candidate_set", "member", "token_start", "token_length")
     )
-    [finest] = [one for one in ("completion", "call", "agent") if one in target][:1]
+    [finest] = [one for one in ("completion", "agent") if one in target][:1]
     if finest == "completion":
         target = {"call": target["completion"], **target}  # one call a completion in these rows
     spelled = "-".join(f"{one}{target[one]}" for one in sorted(target))

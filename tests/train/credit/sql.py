@@ -75,7 +75,7 @@ _TABLES = [
       FROM agent_ a
       LEFT JOIN graded e ON e.g = a.g AND e.episode = a.episode
       LEFT JOIN reward_ r ON r.g = a.g AND r.agent = a.agent AND r.target = 'agent'
-                         AND r.name NOT IN ('used', 'in_scope', 'tool_failed')
+                         AND r.name NOT IN ('used', 'in_scope')
      GROUP BY a.g, a.agent, a.episode, a.depth, a.parent, a.status, a.trainable, a.score
     """,
     """
@@ -83,8 +83,8 @@ _TABLES = [
       FROM agent_ WHERE spawned_by_completion IS NOT NULL
     """,
     """
-    CREATE TABLE fact AS SELECT g, agent, completion, name, arg_max(value, reward_id) AS value
-      FROM reward_ WHERE name IN ('used', 'in_scope', 'tool_failed') GROUP BY ALL
+    CREATE TABLE fact AS SELECT g, agent, name, arg_max(value, reward_id) AS value
+      FROM reward_ WHERE name IN ('used', 'in_scope') GROUP BY ALL
     """,
 ]
 
@@ -189,12 +189,12 @@ RULES: Mapping[str, str] = {
                        AND NOT EXISTS (FROM spawning x WHERE x.g = c.g AND x.completion = c.completion)
                   THEN -1 ELSE 0 END
              + CASE WHEN a.depth > 0 AND any_value(f.value) = 0 THEN -0.2 ELSE 0 END
-             + CASE WHEN coalesce(any_value(t.value), 0) > 0 THEN -1 ELSE 0 END AS q
+             + CASE WHEN any_value(m.tool_failed) THEN -1 ELSE 0 END AS q
         FROM chain c
         JOIN agent_ a USING (g, agent)
         JOIN path p ON p.g = c.g AND p.sample = c.sample AND p.completion = c.completion
         LEFT JOIN fact f ON f.g = c.g AND f.agent = c.agent AND f.name = 'in_scope'
-        LEFT JOIN fact t ON t.g = c.g AND t.completion = c.completion AND t.name = 'tool_failed'
+        JOIN completion_ m ON m.g = c.g AND m.completion = c.completion
        GROUP BY c.g, c.sample, c.completion, c.episode, a.depth
     ), spread AS (
       SELECT g, episode, r, avg(r) OVER w AS mean, stddev_samp(r) OVER w AS std,

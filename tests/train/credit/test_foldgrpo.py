@@ -43,19 +43,19 @@ def test_a_penalty_is_a_fraction_and_not_rounded_to_an_integer() -> None:
 
 
 def test_the_clip_makes_every_penalty_a_no_op_on_a_failure() -> None:
-    main = Agent(0, chains=((1, 1, 1),))  # the third read 6 tokens
+    main = Agent(0, chains=((1, 1, 1),), tools={0: True})  # the third read 6 tokens
     branch = Agent(0, parent=0)
-    said = [say("in_scope", 0, agent=1), say("tool_failed", 1, completion=0)]
+    said = [say("in_scope", 0, agent=1)]
     made = agents_row([main, branch, Agent(1)], rewards=[0, 1], said=said)
     # mean .5, std sqrt(.5): everything of the failure is (0 - .5) / .7071
     assert by_completion(made, TEN) == pytest.approx([-(0.5**0.5)] * 4 + [0.5**0.5])
 
 
 def test_a_turn_with_a_failed_tool_call_gets_as_if_it_had_failed() -> None:
-    main = Agent(0, chains=((1, 1),))
-    said = [say("tool_failed", 1, completion=0), say("tool_failed", 0, completion=1)]
-    others = [say("tool_failed", 0, episode=i, completion=i + 1) for i in range(1, 8)]
-    given = by_completion(group([main], said=[*said, *others]), "foldgrpo:context_limit=10")
+    main = Agent(0, chains=((1, 1),), tools={0: True, 1: False})
+    others = [Agent(i, tools={0: False}) for i in range(1, 8)]
+    made = agents_row([main, *others], rewards=[1, 0, 0, 1, 0, 0, 0, 0])
+    given = by_completion(made, "foldgrpo:context_limit=10")
     assert given[:2] == pytest.approx([(0 - MEAN) / STD[1], (1 - MEAN) / STD[1]])
 
 
@@ -68,5 +68,7 @@ def test_all_successes_with_penalties_have_no_spread_and_get_exactly_zero() -> N
 def test_a_branch_without_a_verdict_and_an_episode_silent_about_its_tools_are_errors() -> None:
     with pytest.raises(MissingFact, match=r"scope verdict.*agent-1.*'in_scope'"):
         by_completion(group([Agent(0), Agent(0, parent=0)]), TEN)
-    with pytest.raises(MissingFact, match=r"failed tool calls.*episode-0.*'tool_failed'.*unsaid_tools=ok"):
+    with pytest.raises(
+        MissingFact, match=r"outcomes of tool calls.*episode-0.*tool_call events.*unsaid_tools=ok"
+    ):
         by_completion(group([Agent(0)]), "foldgrpo")

@@ -65,11 +65,6 @@ def trees_of_agents(rng: np.random.Generator, group_id: str) -> Row:
                         for name in ("em", "style")
                     ]
             size = sum(map(len, chains))
-            said += [
-                say("tool_failed", 1, episode=index, completion=completions + i)
-                for i in range(size)
-                if rng.random() < 0.2
-            ]
             agents.append(
                 Agent(
                     index,
@@ -78,6 +73,7 @@ def trees_of_agents(rng: np.random.Generator, group_id: str) -> Row:
                     prompt=int(rng.integers(1, 12)),
                     fields=fields,
                     purposes={i: "summarize" for i in range(size) if rng.random() < 0.3},
+                    tools={i: bool(rng.random() < 0.5) for i in range(size) if rng.random() < 0.4},
                 )
             )
             completions += size

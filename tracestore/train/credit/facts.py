@@ -17,9 +17,7 @@ USED = "used"
 """On an agent: how much its parent used of what it returned, 0 to 1; else the agent's `finding_used` says."""
 IN_SCOPE = "in_scope"
 """On an agent: 1 if it kept to what it was asked, 0 if not (FoldGRPO's judge)."""
-TOOL_FAILED = "tool_failed"
-"""On a completion, or on a call with one completion: 1 if a tool call of it failed, 0 if none did."""
-FACTS = frozenset({USED, IN_SCOPE, TOOL_FAILED})
+FACTS = frozenset({USED, IN_SCOPE})
 
 BROKEN = frozenset({"infra_error", "cancelled", "interrupted"})
 """Statuses of an agent that say nothing of the policy."""
@@ -150,21 +148,6 @@ def in_scope(row: Row, agent: int, *, rule: str) -> bool:
             hint=f"post a reward named {IN_SCOPE!r} on the agent, 1 or 0",
         )
     return stated > 0
-
-
-def failed_tools(row: Row, episode: int) -> dict[int, bool] | None:
-    """Completion -> whether a tool call of it failed, where that is said; None: of no completion of it."""
-    of_call: dict[int, list[int]] = {}
-    for index, completion in enumerate(row.completions):
-        of_call.setdefault(completion.call, []).append(index)
-    found: dict[int, bool] = {}
-    for reward in row.rewards:
-        if reward.name != TOOL_FAILED or reward.episode != episode or reward.call is None:
-            continue
-        named = of_call.get(reward.call, ()) if reward.completion is None else [reward.completion]
-        if len(named) == 1:
-            found[named[0]] = reward.value > 0
-    return found or None
 
 
 def _last(row: Row, name: str, rewards: Iterable[RewardEntry]) -> float | None:

@@ -10,9 +10,9 @@ Source: Context-Folding (arXiv 2510.11967) [V]. Not in the paper, ours [D]: what
 (tokens before the completion on its path); penalties of one turn add up (with -1 among them the clip makes
 that the same); ddof, which the paper leaves open, is 1 as torch.std has it.
 
-Facts: which turns create a branch, from the agents' spawn; `in_scope`, a reward on each branch;
-`tool_failed`, a reward on completions or calls (see `tracestore.train.credit.facts`). Of an episode where no
-`tool_failed` is said at all it is not known, an error unless `unsaid_tools=ok`.
+Facts: which turns create a branch, from the agents' spawn; failed tool calls, from the status of tool_call
+events; `in_scope`, a reward on each branch (`facts`). An episode without the outcome of any tool call is an
+error unless `unsaid_tools=ok`.
 
 Defaults (paper): context_limit 32768, over .5, penalties -1, -.2, -1.
 
@@ -47,7 +47,7 @@ from tracestore.train.credit.base import (
     note_spread,
     std,
 )
-from tracestore.train.credit.facts import agent_of, depths, failed_tools, in_scope, spawns
+from tracestore.train.credit.facts import agent_of, depths, in_scope, spawns
 from tracestore.train.credit.options import Options
 
 
@@ -63,14 +63,14 @@ class Fold(Options):
     failed_tool: float = Field(-1.0, le=0)
     ddof: int = Field(1, ge=0, le=1)
     unsaid_tools: Literal["refuse", "ok"] = "refuse"
-    """What an episode without any `tool_failed` means."""
+    """What an episode without the outcome of any tool call means: an error, or that none failed."""
 
 
 def credit(row: Row, context: Context, options: Fold) -> Advantages:
     """A = (clip(R + Q, 0, 1) - mean) / std, see the module.
 
     Raises:
-        MissingFact: a branch without a verdict, or an episode that says nothing of failed tool calls.
+        MissingFact: a branch without a verdict, or an episode that says nothing of its tool calls.
         NonFiniteCredit: a composed reward or an advantage is no finite number.
     """
     groups, notes = graded_groups(row)
@@ -107,10 +107,11 @@ def penalties(row: Row, episodes: set[int], options: Fold) -> dict[int, float]:
     at = depths(row)
     read = _tokens_read(row)
     chains = {(s.episode, one) for s in row.samples if s.episode in episodes for one in s.completions}
-    tools = {episode: failed_tools(row, episode) for episode, _ in chains}
+    if options.unsaid_tools == "refuse":
+        _check_tools(row, {episode for episode, _ in chains})
     scope: dict[int, bool] = {}
     found: dict[int, float] = {}
-    for episode, completion in sorted(chains):
+    for _, completion in sorted(chains):
         agent = agent_of(row, completion)
         parts = []
         if at[agent] == 0:
@@ -122,21 +123,26 @@ def penalties(row: Row, episodes: set[int], options: Fold) -> dict[int, float]:
                 scope[agent] = in_scope(row, agent, rule="foldgrpo")
             if not scope[agent]:
                 parts.append(options.out_of_scope)
-        if _failed(row, episode, tools[episode], completion, options):
+        if row.completions[completion].tool_failed:
             parts.append(options.failed_tool)
         found[completion] = math.fsum(parts)
     return found
 
 
-def _failed(row: Row, episode: int, said: dict[int, bool] | None, completion: int, options: Fold) -> bool:
-    if said is None and options.unsaid_tools == "refuse":
+def _check_tools(row: Row, episodes: set[int]) -> None:
+    """Raises MissingFact for an episode of which no tool call has an outcome."""
+    said = {
+        row.calls[completion.call].episode
+        for completion in row.completions
+        if completion.tool_failed is not None
+    }
+    for episode in sorted(episodes - said):
         raise MissingFact(
             rule="foldgrpo",
-            fact="failed tool calls",
+            fact="outcomes of tool calls",
             episode_id=row.episodes[episode].episode_id,
-            hint="post a reward named 'tool_failed' (1 or 0) on its completions, or say unsaid_tools=ok",
+            hint="post its tool_call events with their status, or say unsaid_tools=ok",
         )
-    return said is not None and said.get(completion, False)
 
 
 def _tokens_read(row: Row) -> dict[int, int]:
