@@ -260,6 +260,7 @@ class _Part:
                         partial=completion.partial,
                         stop_token_stripped=completion.stop_token_stripped,
                         num_tokens=None if ids is None else len(ids),
+                        tool_failed=self._graph.tool_failed(key),
                     )
                 )
         return entries

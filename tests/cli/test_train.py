@@ -15,6 +15,7 @@ from tracestore.cli.common import UsageError
 from tracestore.errors import TracestoreError
 from tracestore.train.checkpoint import OtherRun
 from tracestore.train.credit import UnknownRule
+from tracestore.train.credit.options import BadOption
 
 
 @pytest.fixture
@@ -97,12 +98,6 @@ def test_an_unknown_rule_is_refused_before_the_model_is_loaded(folders: tuple[Pa
         run(folders[0], "--model", folders[0], "--credit", "grpo")
 
 
-@pytest.mark.parametrize("flags", [("--credit", "pkpo"), ("--credit", "rloo", "--pass-k", "2")])
-def test_pkpo_and_its_k_go_together(folders: tuple[Path, Path], flags: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="--pass-k K"):
-        run(folders[0], "--model", folders[0], *flags)
-
-
 def test_a_run_goes_on_from_its_folder_with_the_options_it_had(
     folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,3 +136,38 @@ def test_following_an_export_that_does_not_go_on_is_refused(folders: tuple[Path,
     export, model = folders
     with pytest.raises(TracestoreError, match="--follow"):
         run(export, "--model", model, "--follow", "--idle", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("spelled", "problem"),
+    [
+        ("pkpo", "k: Field required"),
+        ("rloo:k=2", "k: Extra inputs are not permitted.*has no options"),
+        ("rao:lambda=much", "lambda: Input should be a valid number"),
+        ("rao:lambda", "each name once"),
+    ],
+)
+def test_an_option_that_a_rule_lacks_or_cannot_take_is_refused(
+    folders: tuple[Path, Path], spelled: str, problem: str
+) -> None:
+    with pytest.raises(BadOption, match=problem):
+        run(folders[0], "--model", folders[0], "--credit", spelled)
+
+
+def test_the_checkpoint_says_what_the_credit_rule_was_told(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    export, model = folders
+    argv = ("--credit", "shared-std:epsilon=1e-6", "--reward-term", "length=-0.01", "--out", tmp_path / "out")
+    assert run(export, "--model", model, *argv) == 0
+    state = json.loads((tmp_path / "out" / "checkpoint" / "trainer.json").read_text())
+    assert state["credit"] == {
+        "rule": "shared-std",
+        "options": {"ddof": 1, "epsilon": 1e-6, "mask_exhausted": False},
+    }
+    assert state["settings"]["reward_terms"] == {"length": -0.01}
+
+
+def test_a_rule_that_weighs_depths_is_given_the_counts_of_its_step(folders: tuple[Path, Path]) -> None:
+    export, model = folders
+    assert run(export, "--model", model, "--credit", "rao") == 0

@@ -456,7 +456,7 @@ def test_a_flat_sample_and_the_sql_view_of_samples_have_one_word_for_one_thing()
         ["sft", "--advantages", "shared"],
         ["flat", "--advantages", "no"],
         ["flat", "--advantages", "pkpo"],
-        ["flat", "--advantages", "shared", "--pass-k", "2"],
+        ["flat", "--advantages", "shared:k=2"],
     ],
 )
 def test_a_rule_stands_where_the_format_has_a_place_for_it(
@@ -474,9 +474,7 @@ def test_the_advantages_of_the_best_of_k_attempts_are_written_with_their_k(
         "--to",
         "flat",
         "--advantages",
-        "pkpo",
-        "--pass-k",
-        "2",
+        "pkpo:k=2",
         "--out",
         str(tmp_path / "flat"),
         "--json",
@@ -487,7 +485,7 @@ def test_the_advantages_of_the_best_of_k_attempts_are_written_with_their_k(
         [1 / 2] + [1 / 6] * 3
     )
     told = pq.read_schema(tmp_path / "flat" / "shard-00000.parquet").metadata
-    assert told[b"tracestore.advantages"] == b"pkpo, k = 2"
+    assert told[b"tracestore.advantages"] == b"pkpo:k=2"
 
 
 def test_nothing_is_written_into_a_folder_that_holds_something(scenarios: Export, tmp_path: Path) -> None:

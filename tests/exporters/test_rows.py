@@ -148,6 +148,21 @@ def test_an_agent_that_is_only_named_is_there_with_nothing_known() -> None:
     assert [(a.agent_id, a.role, a.trainable) for a in row.agents] == [("a9", None, None)]
 
 
+def test_an_answer_says_whether_a_tool_call_of_it_failed() -> None:
+    row = planned(
+        [
+            *(
+                make.call(f"c{i}", [make.user(str(i))], make.answer("a", ids=[4]), prompt_ids=[1, i])
+                for i in range(3)
+            ),
+            make.tool_call("x0", "c0", tool_call_id="t0", status="ok"),
+            make.tool_call("x1", "c0", tool_call_id="t1", status="failed"),
+            make.tool_call("x2", "c1", tool_call_id="t2", status="ok"),
+        ]
+    )
+    assert [completion.tool_failed for completion in row.completions] == [True, False, None]
+
+
 def test_calls_carry_what_the_trainer_divides_logits_by() -> None:
     params = {"temperature": 1, "top_p": 0.9, "top_k": 40, "max_tokens": 7}
     row = planned(

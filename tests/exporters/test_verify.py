@@ -186,6 +186,11 @@ def changed_reward(row: Row) -> Row:
     return changed(row, rewards=tuple(replace(one, value=0.5) for one in row.rewards))
 
 
+def claimed_failed_tool(row: Row) -> Row:
+    first, *others = row.completions
+    return changed(row, completions=(replace(first, tool_failed=True), *others))
+
+
 def doubled_reward(row: Row) -> Row:
     return changed(row, rewards=row.rewards * 2)
 
@@ -206,6 +211,7 @@ FORGERIES: list[tuple[Callable[[Row], Row], str]] = [
     (moved_parent, "broken_forest"),
     (changed_reward, "rewards_differ"),
     (doubled_reward, "rewards_differ"),
+    (claimed_failed_tool, "completions_differ"),
 ]
 
 

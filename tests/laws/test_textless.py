@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.exporters.stores import all_scenarios
 from tests.exporters.trees import Tree, trees
-from tests.factories import answer, call, episode, posted, user
+from tests.factories import answer, call, episode, posted, raw, tool_call, user
 from tests.fixtures import fixture
 from tests.importers.reading import read_paths
 from tests.laws.test_conservation import SPECS
@@ -197,3 +197,21 @@ def test_what_no_sample_says_is_not_there(shared: Store) -> None:
     assert graph.calls["c0"].request is None
     assert graph.completions["c0", 0].message is None
     assert graph.outline("c0") == b'{"model":"m","messages":[null]}'
+
+
+def test_whether_a_tool_call_failed_is_known_without_its_result(shared: Store) -> None:
+    more = [
+        call(f"c{i}", [user("q"), user(str(i))], answer("a", ids=[3]), prompt_ids=[1, 2, 7 + i])
+        for i in range(1, 5)
+    ]
+    tools = [
+        tool_call("x0", "c0", tool_call_id="t0", status="ok"),
+        tool_call("x1", "c0", tool_call_id="t1", status="timeout", result=raw("long")),
+        tool_call("x2", "c1", tool_call_id="t2", status="ok"),
+        tool_call("x3", "c2", tool_call_id="t3", status="cancelled"),
+        tool_call("x4", "c3", tool_call_id="t4"),
+        tool_call("x5", "elsewhere", tool_call_id="t5", status="failed"),
+    ]
+    graph = _graph(shared, [_FIRST, *more, *tools])
+    assert graph.textless is not None
+    assert [graph.tool_failed((f"c{i}", 0)) for i in range(5)] == [True, False, None, None, None]

@@ -55,6 +55,7 @@ def test_the_schema_of_a_version_never_changes() -> None:
         1: "e4447df6dc354a6bdd928a203fbc8e21e5d555d0e816c61175ed91283063bd98",
         2: "38df70cf0a6760816d83366b0900e02d82f66728d8927c529e4974899349b7be",
         3: "eae7b836b9315115a2f508f7986b4b08dfae4ba33ff100100f1aff9830e69b2e",
+        4: "43ebc0485046e210facc7456282355fe6f36d0966460910396d0b171d771cd5d",
     }
     assert schema_hash() == known[SCHEMA_VERSION]
 

@@ -12,16 +12,16 @@ from tracestore.shards.row import MemberEntry, Row
 from tracestore.train.credit import UnknownRule, advantages
 from tracestore.train.credit.base import Advantages, Context, NonFiniteCredit, WrongLength, combine
 from tracestore.train.credit.candidates import MissingScore, UnsupportedTreatment
-from tracestore.train.credit.pkpo import MissingPassK
+from tracestore.train.credit.options import BadOption
 
 
-def given(made: Row, rule: str, *, pass_k: int | None = None) -> dict[tuple[int, int], Any]:
-    return dict(advantages(made, rule=rule, context=Context(pass_k=pass_k)).values)
+def given(made: Row, rule: str) -> dict[tuple[int, int], Any]:
+    return dict(advantages(made, rule=rule, context=Context()).values)
 
 
-def by_sample(made: Row, rule: str, *, pass_k: int | None = None) -> list[float | None]:
+def by_sample(made: Row, rule: str) -> list[float | None]:
     """The advantage of each sample, whose completions must agree on it."""
-    values = given(made, rule, pass_k=pass_k)
+    values = given(made, rule)
     result: list[float | None] = []
     for index, sample in enumerate(made.samples):
         found = {values.get((index, completion)) for completion in sample.completions}
@@ -45,19 +45,19 @@ def test_rloo_leaves_the_episode_out_of_its_baseline() -> None:
 def test_pkpo_gives_the_wrong_ones_what_the_others_earn_in_the_best_of_k() -> None:
     # right k/n = 2/4; wrong 2/4 * (1 - C(2, 1) / C(3, 1)) = 1/2 * 1/3
     made = episodes_of_one_call([1, 0, 0, 0])
-    assert by_sample(made, "pkpo", pass_k=2) == pytest.approx([0.5, 1 / 6, 1 / 6, 1 / 6])
-    assert by_sample(episodes_of_one_call([1, 1]), "pkpo", pass_k=2) == [1.0, 1.0]  # never centred
+    assert by_sample(made, "pkpo:k=2") == pytest.approx([0.5, 1 / 6, 1 / 6, 1 / 6])
+    assert by_sample(episodes_of_one_call([1, 1]), "pkpo:k=2") == [1.0, 1.0]  # never centred
 
 
 def test_pkpo_says_nothing_of_a_group_smaller_than_k() -> None:
     made = episodes_of_one_call([1, None, 0])
-    assert given(made, "pkpo", pass_k=3) == {}
-    notes = advantages(made, rule="pkpo", context=Context(pass_k=3)).notes
+    assert given(made, "pkpo:k=3") == {}
+    notes = advantages(made, rule="pkpo:k=3", context=Context()).notes
     assert notes == {"ungraded_episodes": 1, "groups_smaller_than_k": 1}
 
 
-def test_pkpo_without_its_k_says_how_to_name_it() -> None:
-    with pytest.raises(MissingPassK, match="--pass-k 4"):
+def test_pkpo_without_its_k_says_which_option_is_missing() -> None:
+    with pytest.raises(BadOption, match=r"k: Field required.*options: k"):
         given(episodes_of_one_call([1, 0]), "pkpo")
 
 
@@ -162,7 +162,7 @@ def test_rewards_of_finer_targets_are_not_the_episodes() -> None:
 
 
 def test_an_unknown_rule_names_those_there_are() -> None:
-    with pytest.raises(UnknownRule, match="pkpo, rloo, shared"):
+    with pytest.raises(UnknownRule, match="pkpo, rao, resum, rloo, shared"):
         advantages(episodes_of_one_call([1, 0]), rule="grpo", context=Context())
 
 

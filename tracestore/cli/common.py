@@ -148,6 +148,18 @@ def positive_number(text: str) -> float:
     return value
 
 
+def weighted_name(text: str) -> tuple[str, float]:
+    """NAME=NUMBER, for argparse."""
+    name, equals, weight = text.partition("=")
+    try:
+        number = float(weight)
+    except ValueError:
+        number = math.nan
+    if not name or not equals or not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=NUMBER, such as length=-0.001")
+    return name, number
+
+
 @contextmanager
 def extra(name: str) -> Iterator[None]:
     """Import what the extra `name` brings; when it is not installed, say how to install it.

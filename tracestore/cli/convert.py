@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracestore.cli.common import Subparsers, UsageError, print_facts, progress, verb_parser, whole_number
+from tracestore.cli.common import Subparsers, print_facts, progress, verb_parser
 
 if TYPE_CHECKING:
+    from tracestore.shards.read import Export
     from tracestore.shards.row import Row
-    from tracestore.shards.views import Ownership
     from tracestore.train.credit.base import TokenCredit
 
 TARGETS = ("flat", "sft", "preference", "prime-rl")
@@ -39,13 +39,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--advantages",
         metavar="RULE",
-        help="credit rule whose advantages are written (flat: optional, prime-rl: needed)",
-    )
-    parser.add_argument(
-        "--pass-k",
-        metavar="K",
-        type=whole_number(least=1),
-        help="of how many attempts the best counts (--advantages pkpo)",
+        help="credit rule whose advantages are written, such as shared or pkpo:k=4 (flat: optional, prime-rl:"
+        " needed)",
     )
 
 
@@ -53,32 +48,27 @@ def run(args: argparse.Namespace) -> int:
     from tracestore.shards.read import open_export
     from tracestore_exporters.convert import convert
 
-    if (args.advantages == "pkpo") != (args.pass_k is not None):
-        raise UsageError(advantages=args.advantages, hint="--advantages pkpo and --pass-k K go together")
     export = open_export(args.export)
     notes: Counter[str] = Counter()
-    credit = None if args.advantages is None else _credit(args, export.manifest.ownership, notes)
-    rule = args.advantages if args.pass_k is None else f"{args.advantages}, k = {args.pass_k}"
+    credit = None if args.advantages is None else _credit(args.advantages, export, notes)
     with progress("convert", args=args, total=export.manifest.rows) as show:
-        done = convert(export, Path(args.out), to=args.to, rule=rule, credit=credit, progress=show)
+        done = convert(export, Path(args.out), to=args.to, rule=args.advantages, credit=credit, progress=show)
     facts = vars(done) | {"left_out": dict(done.left_out), "notes": dict(notes)}
     print_facts({"out": args.out, "to": args.to} | facts, args=args)
     return 0
 
 
-def _credit(
-    args: argparse.Namespace, ownership: Ownership, notes: Counter[str]
-) -> Callable[[Row], TokenCredit]:
+def _credit(rule: str, export: Export, notes: Counter[str]) -> Callable[[Row], TokenCredit]:
     """The advantages that our trainer gives at step 0; `notes` is told what the rule counts on the way."""
-    from tracestore.train.credit import advantages, check_rule
+    from tracestore.train.credit import advantages, counted
     from tracestore.train.credit.base import Context, combine
 
-    check_rule(args.advantages)
+    context = Context(batch_counts=counted(export.rows(), rule=rule))
 
     def credit(row: Row) -> TokenCredit:
-        given = advantages(row, rule=args.advantages, context=Context(pass_k=args.pass_k))
+        given = advantages(row, rule=rule, context=context)
         if row.part == 0:  # every part has the whole header: count its episodes once
             notes.update(given.notes)
-        return combine(row, given, ownership=ownership)
+        return combine(row, given, ownership=export.manifest.ownership)
 
     return credit

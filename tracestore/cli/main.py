@@ -10,7 +10,21 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tracestore import __version__
-from tracestore.cli import convert, db, demo, export, import_, keys, serve, show, spool, sql, train, verify
+from tracestore.cli import (
+    convert,
+    credit,
+    db,
+    demo,
+    export,
+    import_,
+    keys,
+    serve,
+    show,
+    spool,
+    sql,
+    train,
+    verify,
+)
 from tracestore.cli.common import UsageError, Verb
 from tracestore.errors import TracestoreError
 
@@ -23,6 +37,7 @@ VERBS: tuple[tuple[str, Verb], ...] = (
     ("sql", sql),
     ("export", export),
     ("convert", convert),
+    ("credit", credit),
     ("train", train),
     ("verify", verify),
     ("db", db),

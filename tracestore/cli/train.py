@@ -22,6 +22,7 @@ from tracestore.cli.common import (
     progress,
     share_cpus,
     verb_parser,
+    weighted_name,
     whole_number,
 )
 from tracestore.errors import TracestoreError
@@ -59,13 +60,18 @@ def add_parser(subparsers: Subparsers) -> None:
         help="folder that transformers can load (with --resume: that of the checkpoint)",
     )
     parser.add_argument(
-        "--credit", metavar="RULE", default="shared", help="shared, rloo or pkpo (default: shared)"
+        "--credit",
+        metavar="RULE",
+        default="shared",
+        help="credit rule, options after a colon: rloo, pkpo:k=4, rao:lambda=0.4 (default: shared)",
     )
     parser.add_argument(
-        "--pass-k",
-        metavar="K",
-        type=whole_number(least=1),
-        help="with --credit pkpo: of how many attempts at a task the best one counts",
+        "--reward-term",
+        metavar="NAME=WEIGHT",
+        type=weighted_name,
+        action="append",
+        default=[],
+        help="add a cost to each episode's reward: length, tokens, critical_steps or calls, times the weight",
     )
     parser.add_argument(
         "--loss", metavar="NAME", default="clipped", help="clipped or reinforce (default: clipped)"
@@ -267,18 +273,18 @@ def _check(args: argparse.Namespace) -> None:
 
 def _settings(args: argparse.Namespace) -> Settings:
     from tracestore.train.batches import Filling
-    from tracestore.train.credit import check_rule
+    from tracestore.train.credit import choose
+    from tracestore.train.credit.terms import check_terms
     from tracestore.train.loader import Reading
     from tracestore.train.loop import Settings
     from tracestore.train.losses import check_loss
 
-    check_rule(args.credit)
-    if (args.credit == "pkpo") != (args.pass_k is not None):
-        raise UsageError(credit=args.credit, hint="--credit pkpo and --pass-k K go together")
+    choose(args.credit)
+    check_terms(dict(args.reward_term))
     check_loss(args.loss)
     return Settings(
         credit=args.credit,
-        pass_k=args.pass_k,
+        reward_terms=dict(args.reward_term),
         loss=args.loss,
         old_logprobs=args.old_logprobs,
         steps=args.steps,

@@ -8,7 +8,7 @@ completions at one node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -100,6 +100,20 @@ class Textless:
     """The ids that calls read; those that were not recorded are missing."""
     sampled: Mapping[CompletionKey, TokenRun]
     """Prompt and completion of each answer whose prompt is known."""
+    tool_failed: Mapping[CompletionKey, bool] = field(default_factory=dict)
+    """What `Graph.tool_failed` says, where it says something."""
+
+
+def failed_tools(said: Iterable[tuple[CompletionKey, str | None]]) -> dict[CompletionKey, bool]:
+    """Completion -> whether a tool call of it failed or timed out, from the status of each tool call.
+
+    A tool call that was cancelled, or whose outcome is not known, says nothing.
+    """
+    found: dict[CompletionKey, bool] = {}
+    for key, status in said:
+        if status in ("ok", "failed", "timeout"):
+            found[key] = found.get(key, False) or status != "ok"
+    return found
 
 
 @dataclass(frozen=True)
@@ -148,6 +162,16 @@ class Graph:
         if self.textless is not None:
             return self.textless.outlines.get(call_id)
         return self.calls[call_id].request
+
+    def tool_failed(self, key: CompletionKey) -> bool | None:
+        """Whether a tool call of a completion failed or timed out; None: no outcome of one is known."""
+        known = self._tool_failed if self.textless is None else self.textless.tool_failed
+        return known.get(key)
+
+    @cached_property
+    def _tool_failed(self) -> dict[CompletionKey, bool]:
+        said = (((one.call_id, one.completion), one.status) for one in self.tool_calls.values())
+        return failed_tools(said)
 
     def path(self, key: bytes | None) -> tuple[Node, ...]:
         """The nodes from the root to a key, both included; () for None."""

@@ -99,6 +99,8 @@ class CompletionEntry:
     stop_token_stripped: bool | None
     num_tokens: int | None
     """None: the server gave no ids; 0: it sampled nothing."""
+    tool_failed: bool | None = None
+    """Whether one of its tool calls failed or timed out; None: of none of them an outcome is recorded."""
 
 
 @dataclass(frozen=True, slots=True)

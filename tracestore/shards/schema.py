@@ -10,7 +10,7 @@ import hashlib
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Rises when a field changes its meaning or leaves; a reader refuses other versions."""
 
 
@@ -104,6 +104,7 @@ _COMPLETION = _rows(
     _field("partial", BOOL, "true: an aborted stream"),
     _field("stop_token_stripped", BOOL, "true: a sampled stop token is not in the ids"),
     _field("num_tokens", I32, "sampled ids; null: the server gave none"),
+    _field("tool_failed", BOOL, "a tool call of it failed or timed out; null: no outcome is recorded"),
 )
 _POLICY_RUN = _rows(
     _must("start", I64, "on the row's token axis"),

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from sqlalchemy import Connection, func, select
 
 from tracestore.graph.media import may_hold_media, media_parts
-from tracestore.graph.model import CompletionKey, Graph, Link, Node, Textless
+from tracestore.graph.model import CompletionKey, Graph, Link, Node, Textless, failed_tools
 from tracestore.graph.runs import TokenRun
 from tracestore.store import tables as t
 from tracestore.store.fields import union
@@ -47,7 +47,7 @@ V = TypeVar("V")
 M = TypeVar("M", bound=BaseModel)
 
 _NOT_READ = frozenset({"tool_call", "gap", "consumption", "snapshot"})
-"""Kinds of which no sample says anything."""
+"""Kinds of which no sample says anything, but for the status of a tool call, which is read apart."""
 _REMEMBERED = 65_536
 """Contents, about, that are known to hold no media, and outlines: what groups share is read once."""
 
@@ -153,6 +153,8 @@ class _Parts:
     """Of calls, by key."""
     answers: dict[int, list[_AnswerRow]] = field(default_factory=lambda: defaultdict(list))
     """Completions by the key of their call."""
+    tools: list[tuple[CompletionKey, str | None]] = field(default_factory=list)
+    """Of executed tool calls: whose they are, and their status."""
 
 
 class TextlessReader:
@@ -296,6 +298,13 @@ class _Reading:
             self._parts[self._calls[answer.call_key].episode_key].answers[answer.call_key].append(answer)
         for call in self._calls.values():
             self._parts[call.episode_key].calls.append(call)
+        columns = ("episode_key", "call_key", "completion", "status")
+        for episode_key, call_key, completion, status in self._rows(
+            t.tool_call, columns, by="episode_key", values=self._parts
+        ):
+            call = self._calls.get(call_key)
+            if call is not None and call.episode_key == episode_key:
+                self._parts[episode_key].tools.append(((call.id, completion or 0), status))
 
     def _drop_media(self) -> None:
         """Leave out the episodes with a message that holds media."""
@@ -392,7 +401,7 @@ class _Reading:
             completion_node=LazyMapping(lambda: places().completion_node),
             links=links,
             pending=frozenset(),
-            textless=Textless(outlines, prompts, sampled),
+            textless=Textless(outlines, prompts, sampled, failed_tools(parts.tools)),
         )
 
     def _call(self, row: _CallRow, episode_id: str, phase: str) -> Call:

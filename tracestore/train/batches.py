@@ -17,7 +17,7 @@ import numpy as np
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row
 from tracestore.shards.views import Ownership
-from tracestore.train.credit import advantages
+from tracestore.train.credit import advantages, counted
 from tracestore.train.credit.base import Advantages, Context, combine
 from tracestore.train.forest import Forest, Targets, forest, trainable_targets, trained_targets, unit
 from tracestore.train.loader import Group
@@ -140,6 +140,8 @@ def filled(
 
 
 def _has_spread(one: Grown, rule: str, context: Context) -> bool:
+    # What its depths weigh in a batch makes no advantage 0.
+    context = replace(context, batch_counts=counted((grown.row for grown in one.forests), rule=rule))
     return any(
         np.any(value)
         for grown in one.forests
@@ -159,6 +161,7 @@ def credited(
     """The batch of a step: credit on whole groups, spread over the tokens that several samples share.
 
     Args:
+        context: its `batch_counts` are counted here, over these groups.
         oldest_version: tokens of earlier policy versions do not train; None: all of them may.
 
     Raises:
@@ -166,6 +169,8 @@ def credited(
         NonFiniteCredit, and what else the rule raises.
     """
     work, notes = [], Counter[str]()
+    rows = (grown.row for one in groups for grown in one.forests)
+    context = replace(context, batch_counts=counted(rows, rule=rule))
     for one in groups:
         for read in one.forests:
             grown = read if oldest_version is None else fresh(read, oldest_version)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,8 +27,9 @@ from tracestore.shards.read import Export
 from tracestore.train.batches import Batch, Filled, Filling, credited, filled, grow
 from tracestore.train.checkpoint import Checkpoint, save_checkpoint
 from tracestore.train.consumption import Consumed, Sink, consumed
-from tracestore.train.credit import check_rule
+from tracestore.train.credit import choose
 from tracestore.train.credit.base import Context
+from tracestore.train.credit.terms import check_terms
 from tracestore.train.engine import Engine
 from tracestore.train.forest import Forest, forest, trainable_targets
 from tracestore.train.loader import BEGIN, Group, Loader, Place, Reading
@@ -59,9 +60,9 @@ class Settings:
     """What a run does."""
 
     credit: str = "shared"
-    """Name of a rule of `tracestore.train.credit.RULES`."""
-    pass_k: int | None = None
-    """`pkpo`: of how many attempts at a task the best one counts."""
+    """A rule as `tracestore.train.credit.choose` reads it: `rloo`, `rao:lambda=0.4`."""
+    reward_terms: Mapping[str, float] = field(default_factory=dict)
+    """Term of `tracestore.train.credit.terms` -> its weight in every episode's reward."""
     loss: str = "clipped"
     """Name of a loss of `tracestore.train.losses.LOSSES`."""
     clip: Clip = field(default_factory=Clip)
@@ -145,14 +146,16 @@ def train(
         on_step, on_tokens: for progress.
 
     Raises:
-        UnknownRule, UnknownLoss, ScheduleWithoutEnd: a name or a number in the settings.
+        UnknownRule, BadOption, UnknownTerm, UnknownLoss, ScheduleWithoutEnd: something in the settings.
+        MissingFact: a row does not hold what the credit rule needs.
         OtherRun: `resume` is of a run with other settings or of another export.
         NothingToTrain: no graded, trained token in the whole export.
         MissingLogprobs: recorded logprobs are wanted and missing.
         SampleTooLong: a sample does not fit a micro-batch.
         NonFiniteStep, LogprobDrift: weights are as after the last step; the last checkpoint stays.
     """
-    check_rule(settings.credit)
+    choose(settings.credit)
+    check_terms(settings.reward_terms)
     check_loss(settings.loss)
     torch.manual_seed(settings.reading.seed)
     engine = Engine(model)
@@ -247,6 +250,7 @@ class _Trainer:
             "steps": self.num_steps,
             "export": self.export.hash,
             "settings": self._lasting_settings(),
+            "credit": choose(self.settings.credit).told(),
             "place": list(self.place),
             "uses": [[*name, count] for name, count in self.uses.items()] if counted else [],
             "notes": dict(+self.notes),
@@ -333,7 +337,7 @@ class _Trainer:
         return batch, planned(batch.work, micro_batch_tokens=self.settings.micro_batch_tokens)
 
     def _context(self) -> Context:
-        return Context(step=self.num_steps, pass_k=self.settings.pass_k)
+        return Context(step=self.num_steps, reward_terms=self.settings.reward_terms)
 
     def _nothing_hint(self) -> str:
         if self.notes["trained_tokens_without_advantage"]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from tracestore.errors import TracestoreError
 from tracestore.shards.rewards import reward_terms
-from tracestore.shards.row import Row
+from tracestore.shards.row import Row, Sample
 from tracestore.shards.views import Ownership, survivors, weights
 
 Value = float | np.ndarray
@@ -27,14 +28,23 @@ class WrongLength(TracestoreError):
     """A rule gave a completion another number of advantages than it has tokens."""
 
 
+class MissingFact(TracestoreError):
+    """A credit rule needs a fact that the row does not hold."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What a rule may depend on besides the row."""
 
     step: int = 0
     """Optimizer step, for annealed terms."""
-    pass_k: int | None = None
-    """Of how many attempts the best one counts, for `pkpo`."""
+    batch_counts: Mapping[int, int] | None = None
+    """Depth -> trajectories at it in the whole batch, never in a micro-batch: what
+    `tracestore.train.credit.counted` says of the batch's rows. None: nobody counted."""
+    reward_terms: Mapping[str, float] = field(default_factory=dict)
+    """Term of `tracestore.train.credit.terms` -> its weight in the reward of every graded episode."""
+    values: np.ndarray | None = None
+    """float64 [T], a critic's value of the state before each token of the row; None: there is no critic."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,10 @@ class Advantages:
     trained and not counted in a denominator."""
     notes: Mapping[str, int] = field(default_factory=dict)
     """Counted on the way: ungraded_episodes, excluded_episodes, groups_without_spread, singleton_groups,
-    groups_smaller_than_k."""
+    and what else the rule's module says."""
+    returns: Mapping[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    """(sample, completion) -> float64 [tokens of the completion], what a critic should have said there. Empty
+    for a rule without a critic."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +146,24 @@ def finite(
     return values
 
 
+def mean(values: Sequence[float]) -> float:
+    """The mean; of equal values exactly their value, where a sum of three 0.1 over 3 is another number."""
+    return values[0] if max(values) == min(values) else math.fsum(values) / len(values)
+
+
+def std(values: Sequence[float], *, ddof: int) -> float:
+    """The standard deviation, sqrt(sum (v - mean)^2 / (n - ddof)); exactly 0 for equal values."""
+    if max(values) == min(values):
+        return 0.0
+    center = mean(values)
+    return math.sqrt(math.fsum((value - center) ** 2 for value in values) / (len(values) - ddof))
+
+
 def episode_rewards(row: Row, episodes: Iterable[int]) -> dict[int, float]:
     """Sum of each episode's `reward_terms`, in order, ungraded episodes left out.
+
+    An episode that ran out of its budget without a reward got 0: it has failed, and trains. One that broke is
+    in no peer group, so that nobody asks.
 
     Raises:
         NonFiniteCredit: a sum is no finite number.
@@ -149,6 +178,8 @@ def episode_rewards(row: Row, episodes: Iterable[int]) -> dict[int, float]:
                 episode_id=row.episodes[episode].episode_id,
                 hint="correct the episode's rewards or their weights and export again",
             )
+        elif row.episodes[episode].status == "budget_exhausted":
+            sums[episode] = 0.0
     return sums
 
 
@@ -165,6 +196,32 @@ def peer_groups(row: Row) -> list[list[int]]:
     return list(groups.values())
 
 
+def graded_groups(row: Row) -> tuple[list[dict[int, float]], Counter[str]]:
+    """Episode -> composed reward for each peer group with a graded episode, and what was left out, counted.
+
+    Raises:
+        NonFiniteCredit: a composed reward is no finite number.
+    """
+    groups = peer_groups(row)
+    notes = Counter(excluded_episodes=len(row.episodes) - sum(map(len, groups)))
+    graded: list[dict[int, float]] = []
+    for group in groups:
+        rewards = episode_rewards(row, group)
+        notes["ungraded_episodes"] += len(group) - len(rewards)
+        if rewards:
+            graded.append(rewards)
+    return graded, notes
+
+
+def note_spread(values: Sequence[float], notes: Counter[str]) -> bool:
+    """Whether the values of a group differ; counts one alone, or several that are equal."""
+    if len(values) == 1:
+        notes["singleton_groups"] += 1
+    elif max(values) == min(values):
+        notes["groups_without_spread"] += 1
+    return max(values) != min(values)
+
+
 def episode_advantages(
     row: Row, *, rule: str, advantage: Callable[[Sequence[float]], list[float]]
 ) -> Advantages:
@@ -177,42 +234,43 @@ def episode_advantages(
     Raises:
         NonFiniteCredit: a composed reward or an advantage is no finite number.
     """
-    groups = peer_groups(row)
+    given, notes = scalars(row, advantage)
+    return on_every_completion(row, given, rule=rule, notes=notes)
+
+
+def scalars(
+    row: Row, advantage: Callable[[Sequence[float]], list[float]]
+) -> tuple[dict[int, float], Counter[str]]:
+    """Episode -> advantage, and what was counted; see `episode_advantages`."""
+    groups, notes = graded_groups(row)
     given: dict[int, float] = {}
-    notes = {
-        "excluded_episodes": len(row.episodes) - sum(map(len, groups)),
-        "ungraded_episodes": 0,
-        "singleton_groups": 0,
-        "groups_without_spread": 0,
-    }
-    for group in groups:
-        rewards = episode_rewards(row, group)
-        notes["ungraded_episodes"] += len(group) - len(rewards)
+    for rewards in groups:
         values = list(rewards.values())
-        if not values:
-            continue
-        if len(values) == 1:
-            notes["singleton_groups"] += 1
-        elif max(values) == min(values):
-            notes["groups_without_spread"] += 1
-        if max(values) == min(values):
-            shares = [0.0] * len(values)
-        else:
+        shares = [0.0] * len(values)
+        if note_spread(values, notes):
             shares = finite(advantage, values, group_id=row.group_id, hint="scale the group's rewards down")
         given.update(zip(rewards, shares, strict=True))
-    return on_every_completion(row, given, rule=rule, notes=notes)
+    return given, notes
 
 
 def on_every_completion(
     row: Row, given: Mapping[int, float], *, rule: str, notes: Mapping[str, int]
 ) -> Advantages:
     """One scalar per episode, on every completion of every sample of it; episodes in none have none."""
+    return on_samples(row, lambda sample: given.get(sample.episode), rule=rule, notes=notes)
+
+
+def on_samples(
+    row: Row, given: Callable[[Sample], float | None], *, rule: str, notes: Mapping[str, int]
+) -> Advantages:
+    """One scalar per sample, on every completion of its chain; None: it has none."""
+    found = [given(sample) for sample in row.samples]
     return Advantages(
         rule=rule,
         values={
-            (index, completion): given[sample.episode]
-            for index, sample in enumerate(row.samples)
-            if sample.episode in given
+            (index, completion): value
+            for index, (sample, value) in enumerate(zip(row.samples, found, strict=True))
+            if value is not None
             for completion in sample.completions
         },
         notes={name: count for name, count in notes.items() if count},

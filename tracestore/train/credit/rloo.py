@@ -18,9 +18,10 @@ from collections.abc import Sequence
 
 from tracestore.shards.row import Row
 from tracestore.train.credit.base import Advantages, Context, episode_advantages
+from tracestore.train.credit.options import Options
 
 
-def credit(row: Row, context: Context) -> Advantages:
+def credit(row: Row, context: Context, options: Options) -> Advantages:
     """A = r - mean of the others' r, see the module."""
     return episode_advantages(row, rule="rloo", advantage=_minus_others)
 
