@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tracestore.graph.build import build
 from tracestore.graph.model import CompletionKey, Graph
@@ -92,10 +93,15 @@ class _Pen:
     def _completion(self, key: CompletionKey, body: CompletionFields, episode_id: str) -> AnyEvent:
         """A completion as if posted on its own: the graph no longer says how it was, and a rule may name
         either."""
-        fields = {
+        fields: dict[str, Any] = {
             name: getattr(body, name) for name in body.model_fields_set & CompletionFields.model_fields.keys()
         }
-        own = {"id": f"{key[0]}/{key[1]}", "episode_id": episode_id, "call_id": key[0], "index": key[1]}
+        own: dict[str, Any] = {
+            "id": f"{key[0]}/{key[1]}",
+            "episode_id": episode_id,
+            "call_id": key[0],
+            "index": key[1],
+        }
         return self._redacted(
             Completion.model_construct(_fields_set={*fields, *own, "kind"}, **own, **fields)
         )
