@@ -302,9 +302,9 @@ class _Reading:
         for episode_key, call_key, completion, status in self._rows(
             t.tool_call, columns, by="episode_key", values=self._parts
         ):
-            call = self._calls.get(call_key)
-            if call is not None and call.episode_key == episode_key:
-                self._parts[episode_key].tools.append(((call.id, completion or 0), status))
+            user = self._calls.get(call_key)
+            if user is not None and user.episode_key == episode_key:
+                self._parts[episode_key].tools.append(((user.id, completion or 0), status))
 
     def _drop_media(self) -> None:
         """Leave out the episodes with a message that holds media."""
