@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         _write(found, args.out)
     _print(found, args)
     facts = {
-        "export_hash": export.manifest.manifest_hash,
+        "export_hash": export.hash,
         "rules": told,
         "branches": len(found) // len(args.rule),
         "notes": {rule: dict(+counted) for rule, counted in notes.items()},

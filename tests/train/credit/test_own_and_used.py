@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.train.credit.agents import Agent, agents_row, by_agent, notes, say
-from tracestore.train.credit.base import MissingFact
+from tracestore.train.credit import advantages
+from tracestore.train.credit.base import Context, MissingFact, combine
 
 TREE = [
     Agent(0),
@@ -73,3 +75,16 @@ def test_a_finding_of_which_nobody_said_whether_it_was_used_is_an_error_never_0(
     made = agents_row([Agent(0), Agent(0, parent=0), Agent(1)], rewards=[1, 0])
     with pytest.raises(MissingFact, match=r"used finding.*agent-1.*finding_used"):
         by_agent(made, "used")
+
+
+def test_nothing_of_an_advantage_is_an_advantage_and_none_is_not() -> None:
+    made = agents_row(
+        [Agent(0), Agent(0, parent=0, fields={"finding_used": False}), Agent(1), Agent(2)],
+        rewards=[1, 0, None],
+    )
+    credit = combine(made, advantages(made, rule="used", context=Context()))
+    sampled = np.repeat(made.segments.completion, made.segments.length)
+    has = {int(one): bool(credit.has_T[sampled == one].all()) for one in set(sampled.tolist()) if one >= 0}
+    # The ignored subagent (completion 1) counts in the denominator with 0; the ungraded episode (3) nowhere.
+    assert has == {0: True, 1: True, 2: True, 3: False}
+    assert (credit.plus_T[sampled == 1] == 0).all()

@@ -8,9 +8,9 @@ docs/credit.md lists which rule reads what. Nothing here guesses: what is not re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
-from tracestore.shards.row import RewardEntry, Row
+from tracestore.shards.row import Row
 from tracestore.train.credit.base import MissingFact, episode_rewards
 
 USED = "used"
@@ -71,62 +71,86 @@ def roots(row: Row) -> dict[int, int]:
     return found
 
 
-def children(row: Row, agent: int) -> list[int]:
-    """Agents directly below one that may train, in the row's order; a judge declared untrainable is none."""
-    return [
-        index
-        for index, entry in enumerate(row.agents)
-        if entry.parent == agent and index != agent and entry.trainable is not False
-    ]
+def children(row: Row) -> dict[int, list[int]]:
+    """Agent -> the agents directly below it that may train, in the row's order.
 
-
-def tree(row: Row, root: int) -> list[int]:
-    """An agent and all below it that may train, each once."""
-    found = [root]
-    for agent in found:  # grows while it is read
-        found.extend(child for child in children(row, agent) if child not in found)
+    A judge that was declared untrainable is none of them.
+    """
+    found: dict[int, list[int]] = {}
+    for index, entry in enumerate(row.agents):
+        if entry.parent is not None and entry.parent != index and entry.trainable is not False:
+            found.setdefault(entry.parent, []).append(index)
     return found
 
 
-def own_score(row: Row, agent: int) -> float | None:
-    """How well an agent did its own task; None: nobody said.
+def tree(root: int, below: Mapping[int, Sequence[int]]) -> list[int]:
+    """An agent and all below it, each once. `below` is what `children` says."""
+    found = {root: None}
+    waiting = [root]
+    for agent in waiting:  # grows while it is read
+        new = [child for child in below.get(agent, ()) if child not in found]
+        found.update(dict.fromkeys(new))
+        waiting += new
+    return list(found)
+
+
+def own_scores(row: Row) -> dict[int, float]:
+    """Agent -> how well it did its own task; one of which nobody said is missing.
 
     Of a root that is its episode's composed reward. Of any other agent the sum of the rewards on it (value
     times weight, those that state a fact left out), and without one the `score` it was posted with.
 
     Raises:
-        NonFiniteCredit: an episode's composed reward is no finite number.
+        NonFiniteCredit: the composed reward of an episode in the statistics is no finite number.
     """
-    entry = row.agents[agent]
-    if entry.parent is None:
-        return episode_rewards(row, [entry.episode]).get(entry.episode)
-    values = [
-        reward.value * (1.0 if reward.weight is None else reward.weight)
-        for reward in row.rewards
-        if reward.target == "agent" and reward.agent == agent and reward.name not in FACTS
-    ]
-    return math.fsum(values) if values else entry.score
+    on_agents: dict[int, list[float]] = {}
+    for reward in row.rewards:
+        if reward.target == "agent" and reward.agent is not None and reward.name not in FACTS:
+            value = reward.value * (1.0 if reward.weight is None else reward.weight)
+            on_agents.setdefault(reward.agent, []).append(value)
+    of_episode = episode_rewards(row, [i for i, one in enumerate(row.episodes) if one.in_statistics])
+    found: dict[int, float] = {}
+    for agent, entry in enumerate(row.agents):
+        score = entry.score
+        if entry.parent is None:
+            score = of_episode.get(entry.episode)
+        elif agent in on_agents:
+            score = math.fsum(on_agents[agent])
+        if score is not None:
+            found[agent] = score
+    return found
 
 
-def needed_score(row: Row, agent: int, *, rule: str) -> float:
-    """The own score of an agent. Raises MissingFact without one."""
-    score = own_score(row, agent)
-    if score is None:
+def needed_score(row: Row, agent: int, scores: Mapping[int, float], *, rule: str) -> float:
+    """The own score of an agent, out of `own_scores`. Raises MissingFact without one."""
+    if agent not in scores:
         raise MissingFact(
             rule=rule,
             fact="own score",
             agent_id=row.agents[agent].agent_id,
             hint="post `score` with the agent, or a reward whose target is the agent",
         )
-    return score
+    return scores[agent]
 
 
-def used(row: Row, agent: int, *, rule: str) -> float:
-    """How much of an agent's finding its parent used. Raises MissingFact where nobody said."""
-    stated = _last(row, USED, (r for r in row.rewards if r.target == "agent" and r.agent == agent))
-    if stated is not None:
-        return stated
+def stated(row: Row, name: str) -> dict[int, float]:
+    """Agent -> what a reward on it by the name of a fact says; of several the last one by their ids."""
+    return {
+        reward.agent: reward.value
+        for reward in row.rewards
+        if reward.target == "agent" and reward.name == name and reward.agent is not None
+    }
+
+
+def used(row: Row, agent: int, said: Mapping[int, float], *, rule: str) -> float:
+    """How much of an agent's finding its parent used. Raises MissingFact where nobody said.
+
+    Args:
+        said: `stated(row, USED)`.
+    """
     found = row.agents[agent].finding_used
+    if agent in said:
+        return said[agent]
     if found is None:
         raise MissingFact(
             rule=rule,
@@ -137,23 +161,20 @@ def used(row: Row, agent: int, *, rule: str) -> float:
     return float(found)
 
 
-def in_scope(row: Row, agent: int, *, rule: str) -> bool:
-    """Whether an agent kept to its scope. Raises MissingFact where no judge said."""
-    stated = _last(row, IN_SCOPE, (r for r in row.rewards if r.target == "agent" and r.agent == agent))
-    if stated is None:
+def in_scope(row: Row, agent: int, said: Mapping[int, float], *, rule: str) -> bool:
+    """Whether an agent kept to its scope. Raises MissingFact where no judge said.
+
+    Args:
+        said: `stated(row, IN_SCOPE)`.
+    """
+    if agent not in said:
         raise MissingFact(
             rule=rule,
             fact="scope verdict",
             agent_id=row.agents[agent].agent_id,
             hint=f"post a reward named {IN_SCOPE!r} on the agent, 1 or 0",
         )
-    return stated > 0
-
-
-def _last(row: Row, name: str, rewards: Iterable[RewardEntry]) -> float | None:
-    """Value of the last of some rewards, by their ids, that has a name."""
-    values = [reward.value for reward in rewards if reward.name == name]
-    return values[-1] if values else None
+    return said[agent] > 0
 
 
 def spawns(row: Row) -> set[int]:

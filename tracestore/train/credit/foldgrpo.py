@@ -47,7 +47,7 @@ from tracestore.train.credit.base import (
     note_spread,
     std,
 )
-from tracestore.train.credit.facts import agent_of, depths, in_scope, spawns
+from tracestore.train.credit.facts import IN_SCOPE, agent_of, depths, in_scope, spawns, stated
 from tracestore.train.credit.options import Options
 
 
@@ -109,7 +109,7 @@ def penalties(row: Row, episodes: set[int], options: Fold) -> dict[int, float]:
     chains = {(s.episode, one) for s in row.samples if s.episode in episodes for one in s.completions}
     if options.unsaid_tools == "refuse":
         _check_tools(row, {episode for episode, _ in chains})
-    scope: dict[int, bool] = {}
+    verdicts = stated(row, IN_SCOPE)
     found: dict[int, float] = {}
     for _, completion in sorted(chains):
         agent = agent_of(row, completion)
@@ -118,11 +118,8 @@ def penalties(row: Row, episodes: set[int], options: Fold) -> dict[int, float]:
             is_over = read.get(completion, 0) > options.over * options.context_limit
             if is_over and completion not in creating:
                 parts.append(options.unfolded)
-        else:
-            if agent not in scope:
-                scope[agent] = in_scope(row, agent, rule="foldgrpo")
-            if not scope[agent]:
-                parts.append(options.out_of_scope)
+        elif not in_scope(row, agent, verdicts, rule="foldgrpo"):
+            parts.append(options.out_of_scope)
         if row.completions[completion].tool_failed:
             parts.append(options.failed_tool)
         found[completion] = math.fsum(parts)

@@ -30,7 +30,7 @@ from tracestore.train.credit.base import (
     note_spread,
     on_samples,
 )
-from tracestore.train.credit.facts import BROKEN, depths, needed_score, own_score
+from tracestore.train.credit.facts import BROKEN, depths, needed_score, own_scores
 from tracestore.train.credit.options import Options
 from tracestore.train.credit.shared import minus_mean
 
@@ -62,12 +62,13 @@ def _scores(row: Row, episodes: Iterable[int], notes: Counter[str]) -> dict[int,
     """Own scores of the agents that sampled something and may train, in graded episodes."""
     graded = set(episodes)
     calling = {call.agent for call in row.calls}
+    known = own_scores(row)
     scores: dict[int, float] = {}
     for agent, entry in enumerate(row.agents):
         if entry.episode not in graded or agent not in calling or entry.trainable is False:
             continue
-        if entry.status in BROKEN and own_score(row, agent) is None:
+        if entry.status in BROKEN and agent not in known:
             notes["broken_agents"] += 1
             continue
-        scores[agent] = needed_score(row, agent, rule="own")
+        scores[agent] = needed_score(row, agent, known, rule="own")
     return scores

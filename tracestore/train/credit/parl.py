@@ -85,19 +85,18 @@ def auxiliary(row: Row, episode: int, at: list[int], *, step: int, options: Parl
         at: depth of each agent.
     """
     left = max(0.0, 1.0 - step / options.anneal_steps)
-    orchestrators = [i for i, a in enumerate(row.agents) if a.episode == episode and at[i] == 0]
-    assigned = [child for agent in orchestrators for child in _subagents(row, agent)]
+    # Frozen ones too: PARL never trains a subagent.
+    assigned = [
+        index
+        for index, agent in enumerate(row.agents)
+        if agent.episode == episode and agent.parent is not None and at[agent.parent] == 0 and at[index] > 0
+    ]
     if left == 0.0 or not assigned:
         return 0.0
     parts = [left * options.parallel * min(1.0, len(assigned) / options.subagents)]
     if options.finish:
         parts.append(left * options.finish * sum(_finished(row, child) for child in assigned) / len(assigned))
     return math.fsum(parts)
-
-
-def _subagents(row: Row, agent: int) -> list[int]:
-    """Agents directly below one, frozen ones included: PARL never trains them."""
-    return [index for index, entry in enumerate(row.agents) if entry.parent == agent and index != agent]
 
 
 def _finished(row: Row, agent: int) -> bool:

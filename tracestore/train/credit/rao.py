@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
@@ -41,7 +41,7 @@ from tracestore.train.credit.base import (
     note_spread,
     on_samples,
 )
-from tracestore.train.credit.facts import BROKEN, children, depths, needed_score, roots, tree
+from tracestore.train.credit.facts import BROKEN, children, depths, needed_score, own_scores, roots, tree
 from tracestore.train.credit.options import Options
 
 
@@ -66,11 +66,14 @@ def credit(row: Row, context: Context, options: Rao) -> Advantages:
         NonFiniteCredit: an advantage is no finite number.
     """
     groups, notes = _trees(row)
-    at = depths(row)
+    at, known, below = depths(row), own_scores(row), children(row)
     given: dict[int, float] = {}
     for trees in groups:
-        score = {agent: needed_score(row, agent, rule="rao") for agents in trees for agent in agents}
-        reward = {agent: score[agent] + options.lambda_ * _of_children(row, agent, score) for agent in score}
+        score = {agent: needed_score(row, agent, known, rule="rao") for agents in trees for agent in agents}
+        reward = {
+            agent: score[agent] + options.lambda_ * _mean_of([score[one] for one in below.get(agent, ())])
+            for agent in score
+        }
         of_root = [reward[agents[0]] for agents in trees]
         note_spread(of_root, notes)
         for place, agents in enumerate(trees):
@@ -98,10 +101,10 @@ def counts(row: Row) -> Mapping[int, int]:
 def _trees(row: Row) -> tuple[list[list[list[int]]], Counter[str]]:
     """Peer groups of trees, each a graded episode's agents with the root first; broken trees left out."""
     groups, notes = graded_groups(row)
-    root = roots(row)
+    root, below = roots(row), children(row)
     found: list[list[list[int]]] = []
     for rewards in groups:
-        trees = [tree(row, root[episode]) for episode in rewards if episode in root]
+        trees = [tree(root[episode], below) for episode in rewards if episode in root]
         whole = [
             agents for agents in trees if not any(row.agents[agent].status in BROKEN for agent in agents)
         ]
@@ -111,9 +114,8 @@ def _trees(row: Row) -> tuple[list[list[list[int]]], Counter[str]]:
     return found, notes
 
 
-def _of_children(row: Row, agent: int, score: Mapping[int, float]) -> float:
-    below = [score[child] for child in children(row, agent) if child in score]
-    return mean(below) if below else 0.0
+def _mean_of(scores: Sequence[float]) -> float:
+    return mean(scores) if scores else 0.0
 
 
 def _weight(context: Context, depth: int) -> float:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from tracestore.shards.row import Row, Sample
 from tracestore.train.credit.base import Advantages, Context, on_samples, scalars
-from tracestore.train.credit.facts import used
+from tracestore.train.credit.facts import USED, stated, used
 from tracestore.train.credit.options import Options
 from tracestore.train.credit.shared import minus_mean
 
@@ -32,6 +32,7 @@ def credit(row: Row, context: Context, options: Options) -> Advantages:
         NonFiniteCredit: a composed reward or an advantage is no finite number.
     """
     given, notes = scalars(row, minus_mean)
+    said = stated(row, USED)
     shares: dict[int, float] = {}
 
     def share(agent: int) -> float:
@@ -39,7 +40,7 @@ def credit(row: Row, context: Context, options: Options) -> Advantages:
             parent = row.agents[agent].parent
             shares[agent] = 1.0  # an agent that is its own ancestor ends here
             if parent is not None:
-                shares[agent] = used(row, agent, rule="used") * share(parent)
+                shares[agent] = used(row, agent, said, rule="used") * share(parent)
         return shares[agent]
 
     def of(sample: Sample) -> float | None:
