@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from tests.train.credit.agents import Agent, agents_row, by_completion
 from tracestore.shards.reasons import Reason
@@ -26,6 +29,24 @@ def test_gae_with_a_critic() -> None:
     # last: 1 - .5 = .5; first: 0 + .9 * .5 - .2 + .9 * .8 * .5 = .25 + .36 = .61
     given = gae(np.array([0.0, 1.0]), np.array([0.2, 0.5]), gamma=0.9, lambda_=0.8)
     assert given.tolist() == pytest.approx([0.61, 0.5])
+
+
+@settings(max_examples=50)
+@drawn(
+    size=st.integers(0, 400),
+    seed=st.integers(0, 2**32 - 1),
+    gamma=st.floats(0, 1),
+    lambda_=st.floats(0, 1),
+)
+def test_gae_in_blocks_is_gae_token_by_token(size: int, seed: int, gamma: float, lambda_: float) -> None:
+    rng = np.random.default_rng(seed)
+    rewards, values = rng.normal(size=size), rng.normal(size=size)
+    expected, following, value_after = np.zeros(size), 0.0, 0.0
+    for i in reversed(range(size)):
+        following = rewards[i] + gamma * value_after - values[i] + gamma * lambda_ * following
+        expected[i], value_after = following, values[i]
+    given_N = gae(rewards, values, gamma=gamma, lambda_=lambda_)
+    assert np.allclose(given_N, expected, rtol=1e-11, atol=1e-11)
 
 
 def test_mem1_runs_across_turns_in_sampling_order() -> None:
