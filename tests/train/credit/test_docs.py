@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.train.credit.agents import Agent, agents_row
+from tests.train.exports import export_of
 from tracestore.train.credit import RULES
+from tracestore.train.credit.base import Advantages
 from tracestore.train.credit.facts import FACTS
 from tracestore.train.credit.options import Options
 from tracestore.train.credit.terms import TERMS
@@ -52,3 +55,16 @@ def test_every_note_that_a_rule_counts_is_named() -> None:
     }
     assert "broken_trees" in counted
     assert {name for name in counted if f"`{name}`" not in PAGE} == set()
+
+
+def test_its_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    below = Agent(0, parent=0, fields={"score": 1.0})
+    export_of([agents_row([Agent(0), below, Agent(1)], rewards=[1, 0])], tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    [block] = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+    names: dict[str, object] = {}
+    exec(block, names)
+    given = names["given"]
+    assert isinstance(given, Advantages)
+    # roots 1 - .002 + .4 * 1 and 0 - .001: 1.399; N_0 = 2, N_1 = 1: alpha 3/2, weight of a root .75
+    assert given.values[0, 0] == pytest.approx(0.75 * ((1 - 0.002 + 0.4) - (0 - 0.001)))
