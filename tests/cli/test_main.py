@@ -21,7 +21,7 @@ from tracestore.shards.manifest import NotAnExport
 from tracestore.store.engine import BadUrl
 from tracestore.store.sql_guard import SqlRefused
 from tracestore.train.credit import UnknownRule
-from tracestore.train.losses import UnknownLoss
+from tracestore.train.losses.base import UnknownLoss
 from tracestore_api.errors import NotLoopback
 
 SURFACE = {
@@ -59,6 +59,8 @@ SURFACE = {
         *("--reward-term", "--epochs", "--groups-per-step", "--refill", "--replacement", "--max-reuse"),
         *("--follow", "--idle", "--policy-version", "--max-staleness", "--schedule", "--warmup"),
         *("--weight-decay", "--grad-clip", "--stop-at-drift", "--checkpoint-every", "--resume"),
+        *("--clip-low", "--clip-high", "--importance-cap", "--denominator", "--denominator-length"),
+        *("--reference", "--kl-weight", "--kl", "--entropy-weight", "--beta", "--label-smoothing"),
     },
     "verify": {
         *("--blobs", "--db", "--json", "--project", "--state", "--template", "--tokenizer"),

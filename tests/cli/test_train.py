@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.train.exports import export_of
@@ -122,6 +124,11 @@ def test_a_run_goes_on_from_its_folder_with_the_options_it_had(
         (("--model", "{model}", "--checkpoint-every", "2"), "--checkpoint-every needs --out"),
         (("--model", "{model}", "--max-staleness", "2"), "--max-staleness needs --policy-version"),
         (("--model", "{model}", "--idle", "2"), "--idle goes with --follow"),
+        (("--model", "{model}", "--denominator", "constant"), "--denominator-length N go together"),
+        (("--model", "{model}", "--denominator-length", "9"), "--denominator-length N go together"),
+        (("--model", "{model}", "--reference", "{model}"), "goes with --kl-weight or --loss dpo"),
+        (("--model", "{model}", "--reference", "{model}/x", "--kl-weight", "1"), "names a folder like"),
+        (("--model", "{model}", "--label-smoothing", "0.5"), "says nothing"),
     ],
 )
 def test_options_that_need_another_say_so(
@@ -171,3 +178,46 @@ def test_the_checkpoint_says_what_the_credit_rule_was_told(
 def test_a_rule_that_weighs_depths_is_given_the_counts_of_its_step(folders: tuple[Path, Path]) -> None:
     export, model = folders
     assert run(export, "--model", model, "--credit", "rao") == 0
+
+
+def test_a_loss_and_its_terms_are_told_by_flags(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    export, model = folders
+    flags = ("--loss", "gspo", "--clip-high", "0.5", "--denominator", "constant", "--denominator-length", "4")
+    terms = ("--reference", model, "--kl-weight", "0.1", "--kl", "k1", "--entropy-weight", "0.01")
+    assert run(export, "--model", model, *flags, *terms, "--json") == 0
+    first = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert (first["trained_tokens"], first["denominator"]) == (4, 2)
+    assert first["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert first["entropy"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "bounds"),
+    [
+        ((), (0.2, 0.28)),
+        (("--clip-low", "0.1"), (0.1, 0.28)),
+        (("--loss", "gspo"), (3e-4, 4e-4)),
+        (("--loss", "gspo", "--clip-high", "0.01"), (3e-4, 0.01)),
+    ],
+)
+def test_a_clip_that_is_not_told_is_the_losses_own(
+    flags: tuple[str, ...], bounds: tuple[float, float]
+) -> None:
+    parser = argparse.ArgumentParser()
+    train.add_parser(parser.add_subparsers())
+    found = train._objective(parser.parse_args(["train", "x", *flags])).bounds
+    assert (found.eps_low, found.eps_high) == bounds
+
+
+def test_cross_entropy_trains_on_an_export_without_rewards_or_logprobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = episodes_of_one_call([None, None])
+    made = replace(made, logprobs=None, has_logprob=np.zeros(len(made.token_ids), dtype=bool))
+    export_of([made], tmp_path / "export")
+    tiny("llama").save_pretrained(tmp_path / "model")
+    assert run(tmp_path / "export", "--model", tmp_path / "model", "--loss", "sft", "--json") == 0
+    first = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert (first["trained_tokens"], first["ratio_mean"]) == (4, None)

@@ -27,7 +27,8 @@ from tracestore.train.attention import SegmentsOutOfOrder, tree_plan
 from tracestore.train.credit.base import Advantages, combine
 from tracestore.train.engine import Engine
 from tracestore.train.forest import Forest, Targets, forest, trained_targets
-from tracestore.train.losses import Clip, clipped
+from tracestore.train.losses.base import Clip, Objective
+from tracestore.train.losses.policy import clipped
 from tracestore.train.plan import step, units
 
 FORESTS = 100
@@ -139,7 +140,7 @@ def tree_gradient(
     total = 0.0
     for batch in planned.micro_batches:
         for pack, logprob_N in engine.passes(batch):
-            loss = clipped(logprob_N, pack, clip=CLIP).loss_N.sum() / planned.denominator
+            loss = clipped(logprob_N, pack, Objective(clip=CLIP)).loss_N.sum() / planned.denominator
             loss.backward()
             total += float(loss.detach())
     assert not engine.reasons, "the tree was refused"

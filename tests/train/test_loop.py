@@ -24,7 +24,7 @@ from tracestore.train.engine import Engine
 from tracestore.train.forest import MissingLogprobs, forest, recorded_targets
 from tracestore.train.loader import Reading
 from tracestore.train.loop import LogprobDrift, NothingToTrain, Settings, train
-from tracestore.train.losses import UnknownLoss
+from tracestore.train.losses.base import Objective, UnknownLoss
 from tracestore.train.metrics import StepMetrics
 from tracestore.train.model import load_model
 from tracestore.train.recompute import logprobs
@@ -274,7 +274,7 @@ def test_unknown_names_are_refused_before_anything_is_loaded(export: Export) -> 
     with pytest.raises(UnknownRule):
         train(None, export, settings=Settings(credit="grpo"))
     with pytest.raises(UnknownLoss):
-        train(None, export, settings=Settings(loss="ppo"))
+        train(None, export, settings=Settings(objective=Objective(loss="ppo")))
 
 
 def test_a_damaged_shard_is_an_error(export: Export) -> None:

@@ -19,12 +19,17 @@ from tests.tokens.folders import folder
 from tests.train.exports import export_of
 from tests.train.models import VOCAB, tiny
 from tests.train.rows import candidates, row
+from tracestore.shards.log import GroupName
+from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row
+from tracestore.train.batches import Batch, Grown, grow, paired, supervised
+from tracestore.train.couple import ready
 from tracestore.train.credit import advantages
 from tracestore.train.credit.base import Context, combine
 from tracestore.train.engine import Engine
 from tracestore.train.forest import forest, recorded_targets, trained_targets
-from tracestore.train.losses import Clip
+from tracestore.train.loader import BEGIN, Group
+from tracestore.train.losses.base import Clip, Objective
 from tracestore.train.plan import planned
 from tracestore.train.recompute import logprobs
 from tracestore.train.step import gradients
@@ -122,7 +127,7 @@ def our_gradient(made: Row, of: Any) -> Gradient:
     credit = combine(made, advantages(made, rule="shared", context=Context()))
     grown = forest(made)
     step = planned([(grown, trained_targets(grown, credit))], micro_batch_tokens=10_000)
-    gradients(Engine(of), step, loss="clipped", clip=CLIP)
+    gradients(Engine(of), step, objective=Objective(clip=CLIP))
     return gradient_of(of)
 
 
@@ -354,6 +359,9 @@ def test_trl_sft_trains_the_tokens_of_the_mask_and_no_other(tmp_path: Path) -> N
         (-logprob[kept, labels[kept]].sum() / total).backward()
     assert sum(sum(label >= 0 for label in one["labels"]) for one in records) == total
     assert_equal(gradient_of(theirs), gradient_of(ours), tolerance=1e-5)
+    by_us = wide()
+    trained(by_us, supervised((grown(made),), ownership="train_once"), Objective(loss="sft"))
+    assert_equal(gradient_of(theirs), gradient_of(by_us), tolerance=1e-5)
 
 
 # TRL asks its reference model by the old name.
@@ -364,8 +372,11 @@ def test_trl_dpo_trains_pairs_of_ids_as_they_are(tmp_path: Path) -> None:
         [(0, [0, 1], [0]), (0, [0, 2], [1])],
         candidate_sets=[candidates("pairs", [0.9, 0.1])],
     )
+    reason = made.reason.copy()
+    reason[4] = Reason.STALE
+    made = replace(made, reason=reason)
     records = dataset(written(made, tmp_path, "preference", rule=None))
-    records = records.map(lambda one: {"chosen_mask": [True, False]})  # as if a tool had written the second
+    assert records[0]["chosen_mask"] == [True, False]
     theirs, reference = wide(), tiny("llama", seed=1, attention="sdpa", vocab_size=300)
     args = DPOConfig(**of_trl(tmp_path), per_device_train_batch_size=1, beta=0.5)
     trainer = stopping(RecordedDPOTrainer)(
@@ -390,3 +401,18 @@ def test_trl_dpo_trains_pairs_of_ids_as_they_are(tmp_path: Path) -> None:
     margin = log_ratio([1, 2, 3, 4, 5], [3]) - log_ratio([1, 2, 3, 6], [3])
     (-torch.nn.functional.logsigmoid(0.5 * margin)).backward()
     assert_equal(gradient_of(theirs), gradient_of(ours), tolerance=1e-5)
+    by_us = wide()
+    trained(by_us, paired((grown(made),)), Objective(loss="dpo", beta=0.5), reference=reference)
+    assert_equal(gradient_of(theirs), gradient_of(by_us), tolerance=1e-5)
+
+
+def grown(made: Row) -> Grown:
+    return grow(Group(GroupName.of(made.group_id, "episode-0"), (("", made),), BEGIN, {}))
+
+
+def trained(of: Any, batch: Batch, objective: Objective, *, reference: Any = None) -> None:
+    """The gradient of the one step that trains the batch, by the trainer itself."""
+    engine, other = Engine(of), None if reference is None else Engine(reference)
+    whole = ready(batch, objective, engine=engine, reference=other, micro_batch_tokens=10_000)
+    step = replace(planned(whole.work, micro_batch_tokens=10_000), denominator=whole.denominator)
+    gradients(engine, step, objective=objective)

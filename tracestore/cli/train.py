@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from tracestore.store.store import Store
     from tracestore.train.consumption import Consumed
     from tracestore.train.loop import Settings, Trained
+    from tracestore.train.losses.base import Objective
     from tracestore.train.metrics import StepMetrics
 
 DTYPES = ("float32", "bfloat16", "float64")
 SCHEDULES = ("constant", "linear", "cosine")
+DENOMINATORS = ("token", "sequence", "group", "constant")
 
 
 class RenderedExport(TracestoreError):
@@ -74,14 +76,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="add a cost to each episode's reward: length, tokens, critical_steps or calls, times the weight",
     )
     parser.add_argument(
-        "--loss", metavar="NAME", default="clipped", help="clipped or reinforce (default: clipped)"
-    )
-    parser.add_argument(
         "--old-logprobs",
         choices=("recorded", "recomputed"),
         default="recorded",
         help="what the importance ratio compares to: the sampler's logprobs, or this model's before step one",
     )
+    _add_loss(parser)
     _add_reading(parser)
     _add_optimizer(parser)
     parser.add_argument(
@@ -110,6 +110,80 @@ def add_parser(subparsers: Subparsers) -> None:
         help="go on from the checkpoint in --out as if the run had not stopped; give the options it had",
     )
     parser.add_argument("--db", metavar="URL", help="store in which to record what each step trained")
+
+
+def _add_loss(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the loss")
+    group.add_argument(
+        "--loss",
+        metavar="NAME",
+        default="clipped",
+        help="clipped, reinforce, gspo (a ratio for each sample), sft or dpo (default: clipped)",
+    )
+    group.add_argument(
+        "--clip-low",
+        metavar="X",
+        type=positive_number,
+        help="how far the ratio may fall below 1 (default: 0.2; gspo: 3e-4)",
+    )
+    group.add_argument(
+        "--clip-high",
+        metavar="X",
+        type=positive_number,
+        help="how far it may rise above 1 (default: 0.28; gspo: 4e-4)",
+    )
+    group.add_argument(
+        "--importance-cap",
+        metavar="C",
+        type=positive_number,
+        help="weigh tokens by min(recomputed / recorded probability, C) (needs --old-logprobs recomputed)",
+    )
+    group.add_argument(
+        "--denominator",
+        choices=DENOMINATORS,
+        default="token",
+        help="what the losses of a step are a mean over; constant: see --denominator-length (default: token)",
+    )
+    group.add_argument(
+        "--denominator-length",
+        metavar="N",
+        type=whole_number(least=1),
+        help="with --denominator constant: tokens that the sum of each episode is divided by",
+    )
+    group.add_argument(
+        "--reference",
+        metavar="PATH",
+        type=Path,
+        help="folder of the model that dpo and --kl-weight compare with",
+    )
+    group.add_argument(
+        "--kl-weight",
+        metavar="X",
+        type=positive_number,
+        help="add the divergence from --reference times this (default: none)",
+    )
+    group.add_argument(
+        "--kl", choices=("k1", "k3"), default="k3", help="how it is estimated (default: k3, as GRPO does)"
+    )
+    group.add_argument(
+        "--entropy-weight",
+        metavar="X",
+        type=positive_number,
+        help="take off the policy's entropy times this (default: none)",
+    )
+    group.add_argument(
+        "--beta",
+        metavar="X",
+        type=positive_number,
+        default=0.1,
+        help="dpo: weight of a margin (default: 0.1)",
+    )
+    group.add_argument(
+        "--label-smoothing",
+        metavar="X",
+        type=positive_number,
+        help="dpo: how often a preference is thought to be wrong, below 0.5 (default: never)",
+    )
 
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
@@ -211,10 +285,14 @@ def run(args: argparse.Namespace) -> int:
     from tracestore.shards.read import open_export
 
     export = open_export(args.export)
-    if export.manifest.tokenizer_hash is not None and args.old_logprobs == "recorded":
+    if (
+        export.manifest.tokenizer_hash is not None
+        and args.old_logprobs == "recorded"
+        and args.loss not in ("sft", "dpo")
+    ):
         raise RenderedExport(
             path=args.export,
-            hint="--old-logprobs recomputed trains on it with this model's own logprobs before step one",
+            hint="train with --loss sft, or with --old-logprobs recomputed: this model's own before step one",
         )
     share_cpus()
     with extra("train"):
@@ -231,6 +309,7 @@ def run(args: argparse.Namespace) -> int:
         recorder = None if store is None else _Recorder(store, export.manifest.project)
         stack.enter_context(library_bars(shown=not args.json and sys.stderr.isatty()))
         model = load_model(model_folder, dtype=args.dtype)
+        reference = None if args.reference is None else load_model(args.reference, dtype=args.dtype)
         advance = stack.enter_context(progress("train", args=args, total=args.steps))
 
         def on_step(metrics: StepMetrics) -> None:
@@ -248,6 +327,7 @@ def run(args: argparse.Namespace) -> int:
             out=args.out,
             tokenizer_from=args.model or model_folder,
             resume=resume,
+            reference=reference,
             sink=recorder,
             on_step=on_step,
         )
@@ -267,6 +347,14 @@ def _check(args: argparse.Namespace) -> None:
     for name, needs in (("resume", "out"), ("checkpoint_every", "out"), ("max_staleness", "policy_version")):
         if getattr(args, name) not in (None, False) and getattr(args, needs) is None:
             raise UsageError(hint=f"--{name.replace('_', '-')} needs --{needs.replace('_', '-')}")
+    if args.reference is not None and not args.reference.is_dir():
+        raise UsageError(reference=str(args.reference), hint="--reference names a folder like --model")
+    if args.reference is not None and args.kl_weight is None and args.loss != "dpo":
+        raise UsageError(hint="--reference goes with --kl-weight or --loss dpo")
+    if (args.denominator == "constant") != (args.denominator_length is not None):
+        raise UsageError(hint="--denominator constant and --denominator-length N go together")
+    if args.label_smoothing is not None and args.label_smoothing >= 0.5:
+        raise UsageError(label_smoothing=args.label_smoothing, hint="at .5 a preference says nothing")
     if args.idle is not None and not args.follow:
         raise UsageError(hint="--idle goes with --follow")
 
@@ -278,6 +366,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     from tracestore.train.loader import Reading
     from tracestore.train.loop import Settings
     from tracestore.train.losses import check_loss
+    from tracestore.train.losses.denominators import Denominator
 
     choose(args.credit)
     check_terms(dict(args.reward_term))
@@ -285,8 +374,10 @@ def _settings(args: argparse.Namespace) -> Settings:
     return Settings(
         credit=args.credit,
         reward_terms=dict(args.reward_term),
-        loss=args.loss,
+        objective=_objective(args),
+        denominator=Denominator(args.denominator, args.denominator_length or 1),
         old_logprobs=args.old_logprobs,
+        importance_cap=args.importance_cap,
         steps=args.steps,
         reading=Reading(
             seed=args.seed,
@@ -310,6 +401,24 @@ def _settings(args: argparse.Namespace) -> Settings:
         stop_at_drift=args.stop_at_drift,
         checkpoint_every=args.checkpoint_every,
     )
+
+
+def _objective(args: argparse.Namespace) -> Objective:
+    from tracestore.train.losses.base import Clip, Objective
+
+    objective = Objective(
+        loss=args.loss,
+        kl_weight=args.kl_weight or 0.0,
+        kl=args.kl,
+        entropy_weight=args.entropy_weight or 0.0,
+        beta=args.beta,
+        label_smoothing=args.label_smoothing or 0.0,
+    )
+    if args.clip_low is None and args.clip_high is None:
+        return objective
+    usual = objective.bounds
+    low = usual.eps_low if args.clip_low is None else args.clip_low
+    return replace(objective, clip=Clip(low, usual.eps_high if args.clip_high is None else args.clip_high))
 
 
 class _Recorder:
@@ -341,6 +450,8 @@ def _step_line(metrics: StepMetrics) -> str:
         f" ({metrics.tokens_per_s:,.0f}/s)"
     )
     clipped = "" if metrics.clip_fraction is None else f"  clipped {metrics.clip_fraction:.1%}"
+    if metrics.preferred is not None:
+        clipped = f"  preferred {metrics.preferred:.1%}"
     drift = "" if metrics.max_logprob_diff is None else f"  logprob diff {metrics.max_logprob_diff:.2e}"
     values = f"loss {metrics.loss:+.6f}  grad norm {metrics.grad_norm:.4f}{clipped}{drift}"
     return f"step {metrics.step}  {values}  {cost}"

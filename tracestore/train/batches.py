@@ -14,14 +14,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tracestore.shards.pairs import pairs
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row
-from tracestore.shards.views import Ownership
+from tracestore.shards.views import Ownership, weights
 from tracestore.train.credit import advantages, counted
 from tracestore.train.credit.base import Advantages, Context, combine
 from tracestore.train.forest import Forest, Targets, forest, trainable_targets, trained_targets, unit
 from tracestore.train.loader import Group
+from tracestore.train.losses.denominators import Denominator, Work, shared_out
+from tracestore.train.losses.dpo import suffixes
 
+TOKENS = Denominator()
 OldLogprobs = Callable[[Forest], np.ndarray | None]
 """float64 [T] to compare with instead of the recorded ones; None: the recorded ones."""
 
@@ -66,10 +70,25 @@ class Batch:
     """What one step trains."""
 
     groups: tuple[Group, ...]
-    work: tuple[tuple[Forest, Targets], ...]
+    work: tuple[Work, ...]
+    denominator: int
+    """What the sum of the step's losses is divided by."""
     notes: Mapping[str, int]
     """Counted in these groups: what the rule noted, trained_tokens_without_advantage, rows_without_targets,
-    stale_tokens."""
+    stale_tokens; of truncated importance sampling tokens_over_importance_cap and
+    tokens_without_importance_weight; of dpo what `tracestore.shards.pairs.pairs` says."""
+
+    margins: tuple[float, ...] = ()
+    """dpo: of each pair, how much more the model than the reference prefers the chosen one."""
+
+    @property
+    def num_targets(self) -> int:
+        return sum(len(targets) for _, targets in self.work)
+
+    @property
+    def preferred(self) -> float | None:
+        """Share of pairs whose chosen member the model prefers more than the reference; None: no pairs."""
+        return sum(margin > 0 for margin in self.margins) / len(self.margins) if self.margins else None
 
 
 def grow(group: Group) -> Grown:
@@ -155,14 +174,17 @@ def credited(
     rule: str,
     context: Context,
     ownership: Ownership,
+    denominator: Denominator = TOKENS,
     old_logprobs: OldLogprobs = lambda grown: None,
     oldest_version: int | None = None,
+    importance_cap: float | None = None,
 ) -> Batch:
     """The batch of a step: credit on whole groups, spread over the tokens that several samples share.
 
     Args:
         context: its `batch_counts` are counted here, over these groups.
         oldest_version: tokens of earlier policy versions do not train; None: all of them may.
+        importance_cap: see `truncated`; None: no such weights.
 
     Raises:
         MissingLogprobs: a token that trains has nothing to compare with.
@@ -172,15 +194,100 @@ def credited(
     rows = (grown.row for one in groups for grown in one.forests)
     context = replace(context, batch_counts=counted(rows, rule=rule))
     for one in groups:
-        for read in one.forests:
-            grown = read if oldest_version is None else fresh(read, oldest_version)
-            notes["stale_tokens"] += read.row.num_trained - grown.row.num_trained
+        of_group: list[Work] = []
+        for grown in _fresh(one, oldest_version, notes):
             given = advantages(grown.row, rule=rule, context=context)
             credit = combine(grown.row, given, ownership=ownership)
             targets = trained_targets(grown, credit, old_logprob_T=old_logprobs(grown))
             notes.update(_notes(grown.row, given, len(targets)))
-            work.append((grown, targets))
-    return Batch(tuple(one.group for one in groups), tuple(work), +notes)
+            if importance_cap is not None:
+                targets = truncated(grown, targets, cap=importance_cap, notes=notes)
+            of_group.append((grown, targets))
+        work.append(of_group)
+    return _batch(groups, work, denominator, notes)
+
+
+def supervised(
+    groups: tuple[Grown, ...],
+    *,
+    ownership: Ownership,
+    denominator: Denominator = TOKENS,
+    oldest_version: int | None = None,
+) -> Batch:
+    """The batch of a step that trains all that the shard trains, without rewards, at temperature 1."""
+    work, notes = [], Counter[str]()
+    for one in groups:
+        of_group: list[Work] = []
+        for fresh_one in _fresh(one, oldest_version, notes):
+            grown = replace(fresh_one, temperature=1.0)
+            weight_T = weights(grown.row, ownership)
+            targets = _plain(grown, np.flatnonzero((weight_T > 0) & (grown.previous_T >= 0)))
+            of_group.append((grown, replace(targets, plus_N=weight_T[targets.token_N])))
+            notes["rows_without_targets"] += not len(targets)
+        work.append(of_group)
+    return _batch(groups, work, denominator, notes)
+
+
+def paired(groups: tuple[Grown, ...], *, oldest_version: int | None = None) -> Batch:
+    """The batch of a step that trains the pairs of its candidate sets, at temperature 1; divided by pairs."""
+    work: list[Work] = []
+    notes = Counter[str]()
+    count = 0
+    for one in groups:
+        for fresh_one in _fresh(one, oldest_version, notes):
+            grown = replace(fresh_one, temperature=1.0)
+            found = list(pairs(grown.row, notes))
+            count += len(found)
+            in_a_pair_T = np.zeros(grown.num_tokens, dtype=bool)
+            for pair in found:
+                for token_index in suffixes(pair):
+                    in_a_pair_T[token_index] = True
+            work.append((grown, _plain(grown, np.flatnonzero(in_a_pair_T))))
+            notes["rows_without_targets"] += not found
+    return Batch(tuple(one.group for one in groups), tuple(work), count, +notes)
+
+
+def truncated(grown: Forest, targets: Targets, *, cap: float, notes: Counter[str]) -> Targets:
+    """Advantages times min(pi_old / pi_recorded, cap): what the sampler made likelier than we do weighs less.
+
+    pi_old is the trainer's policy before step one (`old_logprobs: recomputed`), pi_recorded what the sampler
+    said. The weight is no function of the weights that train; denominators do not change. A token whose
+    recorded logprob is unknown or cannot be compared keeps its weight of 1, and is counted.
+
+    Source: truncated importance sampling, Yao et al., Your Efficient RL Framework Secretly Brings You
+    Off-Policy RL Training (2025).
+
+    Example: cap 2, old -1; recorded -1.5: e^.5 = 1.6487; recorded -3: min(e^2, 2) = 2; recorded -.5: e^-.5 =
+    .6065
+    """
+    token_N = targets.token_N
+    recorded_N = grown.logprob_T[token_N]
+    known_N = grown.is_comparable_T[token_N] & np.isfinite(recorded_N)
+    log_weight_N = np.where(known_N, targets.old_logprob_N - np.where(known_N, recorded_N, 0.0), 0.0)
+    notes["tokens_over_importance_cap"] += int(np.count_nonzero(log_weight_N > np.log(cap)))
+    notes["tokens_without_importance_weight"] += int(np.count_nonzero(~known_N))
+    weight_N = np.where(known_N, np.exp(np.minimum(log_weight_N, np.log(cap))), 1.0)
+    return replace(targets, plus_N=targets.plus_N * weight_N, minus_N=targets.minus_N * weight_N)
+
+
+def _fresh(one: Grown, oldest_version: int | None, notes: Counter[str]) -> Iterator[Forest]:
+    for read in one.forests:
+        grown = read if oldest_version is None else fresh(read, oldest_version)
+        notes["stale_tokens"] += read.row.num_trained - grown.row.num_trained
+        yield grown
+
+
+def _plain(grown: Forest, token_N: np.ndarray) -> Targets:
+    """Targets of a loss without advantages and without a ratio."""
+    zero_N, unknown_N = np.zeros(len(token_N)), np.full(len(token_N), np.nan)
+    return Targets(token_N, zero_N, zero_N, unknown_N)
+
+
+def _batch(
+    groups: tuple[Grown, ...], work: list[list[Work]], denominator: Denominator, notes: Counter[str]
+) -> Batch:
+    shared, count = shared_out(work, denominator)
+    return Batch(tuple(one.group for one in groups), tuple(shared), count, +notes)
 
 
 def _notes(row: Row, given: Advantages, targets: int) -> Counter[str]:

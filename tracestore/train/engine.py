@@ -4,22 +4,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from tracestore.errors import TracestoreError
 from tracestore.train.attention import NAME, TreeUnsupported, attending
 from tracestore.train.forest import Pack, Unit, pack
-from tracestore.train.losses import logprobs_by_parts, token_logprobs
+from tracestore.train.losses.logprobs import (
+    Scores,
+    by_parts,
+    token_logprobs,
+    token_logprobs_and_entropies,
+)
 from tracestore.train.plan import chains
 
 POSITIONS_AT_ONCE = 1024
 """Positions whose logits stand in memory at once: 600 MB for a vocabulary of 150,000 in float32."""
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+Result = TypeVar("Result")
+_Scoring = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Scores]
 
 
 class OutsideModel(TracestoreError):
@@ -64,39 +71,50 @@ class Engine:
         Raises:
             OutsideModel: a token id or a position that the model does not know.
         """
+        for batch, (logprob_N,) in self._passes(units, lambda batch: self._scores(batch, _logprobs_alone)):
+            yield batch, logprob_N
+
+    def passes_with_entropy(self, units: Sequence[Unit]) -> Iterator[tuple[Pack, Scores]]:
+        """The same, (logprobs, entropies), [N] each: the entropy of the distribution that a target is of."""
+        yield from self._passes(units, lambda batch: self._scores(batch, token_logprobs_and_entropies))
+
+    def hidden(self, units: Sequence[Unit]) -> Iterator[tuple[Pack, torch.Tensor]]:
+        """The same passes' last hidden states [P, D] at `Pack.logit_P`, behind which the targets stand."""
+        yield from self._passes(units, self._hidden)
+
+    def _passes(
+        self, units: Sequence[Unit], compute: Callable[[Pack], Result]
+    ) -> Iterator[tuple[Pack, Result]]:
         if self.use_tree:
             whole = pack(units, device=self.device)
             try:
-                logprob_N = self._on_tree(whole)
+                result = self._on_tree(whole, compute)
             except TreeUnsupported as error:
                 reason = str(error.values.get("reason", error))
                 self.reasons[reason] = self.reasons.get(reason, 0) + 1
             else:
-                yield whole, logprob_N
+                yield whole, result
                 return
         for whole_unit in units:
             for chain in chains(whole_unit):
                 row = pack([chain], device=self.device)
-                yield row, self._on_row(row)
+                with _attention(self.model, self._stock):
+                    result = self._checked(row, compute)
+                yield row, result
 
-    def _on_tree(self, whole: Pack) -> torch.Tensor:
+    def _on_tree(self, whole: Pack, compute: Callable[[Pack], Result]) -> Result:
         problem = _rope_problem(self.model.config, whole.plan.longest_path)
         if problem:
             raise TreeUnsupported(reason=problem)
-        by_parts = self._by_parts(whole)
+        if len(whole.logit_P) > POSITIONS_AT_ONCE:
+            _ = self._head_is_plain  # tried out now: it runs the model, which no plan is for
         with _attention(self.model, NAME), attending(whole.plan):
-            return self._logprobs(whole, by_parts=by_parts)
+            return self._checked(whole, compute)
 
-    def _on_row(self, row: Pack) -> torch.Tensor:
-        by_parts = self._by_parts(row)
-        with _attention(self.model, self._stock):
-            return self._logprobs(row, by_parts=by_parts)
-
-    def _logprobs(self, batch: Pack, *, by_parts: bool) -> torch.Tensor:
-        """[N]; the vocabulary is multiplied with only where a target follows, by models that can."""
+    def _checked(self, batch: Pack, compute: Callable[[Pack], Result]) -> Result:
         self._check_ids(batch)
         try:
-            return self._forward(batch, by_parts=by_parts)
+            return compute(batch)
         except IndexError as error:  # learned position embeddings end somewhere
             raise OutsideModel(longest_path=batch.plan.longest_path, problem=str(error)) from error
 
@@ -107,22 +125,18 @@ class Engine:
             hint = "is this the model that sampled the export?"
             raise OutsideModel(token_id=largest, vocab_size=vocab_size, hint=hint)
 
-    def _forward(self, batch: Pack, *, by_parts: bool) -> torch.Tensor:
-        inputs: dict[str, Any] = {
-            "input_ids": batch.input_ids_T[None],
-            "position_ids": batch.position_ids_T[None],
-            "use_cache": False,
-        }
-        if by_parts:
-            hidden_PD = self.model.base_model(**inputs).last_hidden_state[0, batch.logit_P]
+    def _scores(self, batch: Pack, scoring: _Scoring) -> Scores:
+        """The vocabulary is multiplied with only where a target follows, by models that can."""
+        if len(batch.logit_P) > POSITIONS_AT_ONCE and self._head_is_plain:
             head = self.model.get_output_embeddings()
-            return logprobs_by_parts(head, hidden_PD, batch, part=POSITIONS_AT_ONCE)
-        logits: torch.Tensor = self.model(**inputs, logits_to_keep=batch.logit_P).logits[0]
+            return by_parts(scoring, head, self._hidden(batch), batch, part=POSITIONS_AT_ONCE)
+        logits: torch.Tensor = self.model(**_inputs(batch), logits_to_keep=batch.logit_P).logits[0]
         logits_PV = logits if len(logits) == len(batch.logit_P) else logits[batch.logit_P]
-        return token_logprobs(logits_PV, batch.which_N, batch.target_N, batch.temperature_N)
+        return scoring(logits_PV, batch.which_N, batch.target_N, batch.temperature_N)
 
-    def _by_parts(self, batch: Pack) -> bool:
-        return len(batch.logit_P) > POSITIONS_AT_ONCE and self._head_is_plain
+    def _hidden(self, batch: Pack) -> torch.Tensor:
+        hidden_PD: torch.Tensor = self.model.base_model(**_inputs(batch)).last_hidden_state[0, batch.logit_P]
+        return hidden_PD
 
     @cached_property
     def _head_is_plain(self) -> bool:
@@ -137,6 +151,20 @@ class Engine:
             if hidden is None:
                 return False
             return torch.equal(head(hidden), self.model(input_ids=ids, use_cache=False).logits)
+
+
+def _logprobs_alone(
+    logits_PV: torch.Tensor, which_N: torch.Tensor, target_N: torch.Tensor, temperature_N: torch.Tensor
+) -> Scores:
+    return (token_logprobs(logits_PV, which_N, target_N, temperature_N),)
+
+
+def _inputs(batch: Pack) -> dict[str, Any]:
+    return {
+        "input_ids": batch.input_ids_T[None],
+        "position_ids": batch.position_ids_T[None],
+        "use_cache": False,
+    }
 
 
 @contextmanager

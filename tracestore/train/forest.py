@@ -12,8 +12,8 @@ it, never itself: the last sampled token of a leaf is a target but no input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -46,6 +46,8 @@ class Forest:
     """int64 [S], first sample whose chain holds the segment's completion; -1 where nothing was sampled."""
     shard: str
     """File the row was read from; "" for a row made in memory."""
+    temperature: float | None = None
+    """What logits are divided by, whatever a token was sampled at; None: as it was."""
 
     @property
     def num_tokens(self) -> int:
@@ -59,13 +61,17 @@ class Forest:
 
     @cached_property
     def temperature_T(self) -> np.ndarray:
-        """float64 [T], what logits are divided by before a logprob compares to the recorded one."""
-        return self._of_call_T(_temperature, 1.0)
+        """float64 [T], what logits are divided by: as in sampling, so that a logprob compares to the recorded
+        one."""
+        sampled_T = self._of_call_T(_temperature, 1.0)
+        return sampled_T if self.temperature is None else np.full_like(sampled_T, self.temperature)
 
     @cached_property
     def is_comparable_T(self) -> np.ndarray:
-        """bool [T], False where the recorded logprob was renormalised in a way that is not recorded."""
-        return self._of_call_T(_is_comparable, 1.0).astype(bool)
+        """bool [T], False where the recorded logprob was renormalised in a way that is not recorded, or at
+        another temperature."""
+        sampled_T = self._of_call_T(_temperature, 1.0)
+        return self._of_call_T(_is_comparable, 1.0).astype(bool) & (sampled_T == self.temperature_T)
 
     @cached_property
     def logprob_T(self) -> np.ndarray:
@@ -125,6 +131,10 @@ class Targets:
     """float64 [N]."""
     old_logprob_N: np.ndarray
     """float64 [N], the denominator of the importance ratio; NaN where unknown."""
+    more: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """float64 [N] each, what else a loss was given: `share`, what a target weighs in the sum that the step's
+    denominator divides (without it: 1); `reference`, logprobs of the reference model; `value`, `slope`,
+    `ratio` and `is_clipped` of a coupled loss, see `tracestore.train.losses.base.linear`."""
 
     def __len__(self) -> int:
         return len(self.token_N)
@@ -132,8 +142,16 @@ class Targets:
     def where(self, keep_N: np.ndarray) -> Targets:
         """The targets at which `keep_N` (bool [N]) holds."""
         return Targets(
-            self.token_N[keep_N], self.plus_N[keep_N], self.minus_N[keep_N], self.old_logprob_N[keep_N]
+            self.token_N[keep_N],
+            self.plus_N[keep_N],
+            self.minus_N[keep_N],
+            self.old_logprob_N[keep_N],
+            {name: values[keep_N] for name, values in self.more.items()},
         )
+
+    def given(self, **more: np.ndarray) -> Targets:
+        """The same targets with something else that a loss needs."""
+        return replace(self, more={**self.more, **more})
 
 
 def trained_targets(
@@ -231,6 +249,13 @@ class Pack:
     """float64 [N]."""
     minus_N: torch.Tensor
     """float64 [N]."""
+    more: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """float64 [N] each, see `Targets`."""
+
+    @property
+    def share_N(self) -> torch.Tensor:
+        """float64 [N], what each target weighs in the sum that the step's denominator divides."""
+        return self.more["share"] if "share" in self.more else torch.ones_like(self.plus_N)
 
     @property
     def num_tokens(self) -> int:
@@ -284,4 +309,8 @@ def pack(units: Sequence[Unit], *, device: torch.device | str = "cpu") -> Pack:
         old_logprob_N=over_targets([t.old_logprob_N for _, t in targets], torch.float64),
         plus_N=over_targets([t.plus_N for _, t in targets], torch.float64),
         minus_N=over_targets([t.minus_N for _, t in targets], torch.float64),
+        more={
+            name: over_targets([t.more[name] for _, t in targets], torch.float64)
+            for name in targets[0][1].more
+        },
     )

@@ -24,16 +24,19 @@ from tracestore.errors import TracestoreError
 from tracestore.ids import new_id
 from tracestore.shards.log import GroupName
 from tracestore.shards.read import Export
-from tracestore.train.batches import Batch, Filled, Filling, credited, filled, grow
+from tracestore.train.batches import Batch, Filled, Filling, credited, filled, grow, paired, supervised
 from tracestore.train.checkpoint import Checkpoint, save_checkpoint
 from tracestore.train.consumption import Consumed, Sink, consumed
+from tracestore.train.couple import OtherVocabulary, ready
 from tracestore.train.credit import choose
 from tracestore.train.credit.base import Context
 from tracestore.train.credit.terms import check_terms
 from tracestore.train.engine import Engine
 from tracestore.train.forest import Forest, forest, trainable_targets
 from tracestore.train.loader import BEGIN, Group, Loader, Place, Reading
-from tracestore.train.losses import Clip, check_loss
+from tracestore.train.losses import WITHOUT_CREDIT, check_loss
+from tracestore.train.losses.base import MissingReference, Objective, UnsuitableLoss
+from tracestore.train.losses.denominators import Denominator
 from tracestore.train.metrics import StepMetrics, advantage_by_cause, metrics_file, staleness
 from tracestore.train.plan import Step, planned
 from tracestore.train.probe import probe
@@ -63,12 +66,15 @@ class Settings:
     """A rule as `tracestore.train.credit.choose` reads it: `rloo`, `rao:lambda=0.4`."""
     reward_terms: Mapping[str, float] = field(default_factory=dict)
     """Term of `tracestore.train.credit.terms` -> its weight in every episode's reward."""
-    loss: str = "clipped"
-    """Name of a loss of `tracestore.train.losses.LOSSES`."""
-    clip: Clip = field(default_factory=Clip)
+    objective: Objective = field(default_factory=Objective)
+    """The loss, and the terms beside it."""
+    denominator: Denominator = field(default_factory=Denominator)
+    """What a step's losses are divided by; `dpo` has its own, the pairs."""
     old_logprobs: Literal["recorded", "recomputed"] = "recorded"
     """Denominator of the importance ratio: what the sampler recorded, or what this model said before step
     one, which leaves out the sampler's numerical differences and costs one more pass over the export."""
+    importance_cap: float | None = None
+    """With `recomputed`: weigh each token by min(recomputed / recorded probability, this); None: do not."""
     steps: int | None = None
     """Optimizer steps; None: until the groups end."""
     reading: Reading = field(default_factory=lambda: Reading(epochs=None))
@@ -128,6 +134,7 @@ def train(
     out: Path | None = None,
     tokenizer_from: Path | None = None,
     resume: Checkpoint | None = None,
+    reference: Any = None,
     sink: Sink | None = None,
     on_step: Callable[[StepMetrics], None] = lambda metrics: None,
     on_tokens: Callable[[int], None] = lambda tokens: None,
@@ -141,13 +148,16 @@ def train(
         resume: where an earlier run stood; `model` then holds that checkpoint's weights. Steps, losses and
             weights are those of a run that was not stopped, bit for bit, on the same device with the same
             number of threads.
+        reference: causal LM that `dpo` and the divergence compare with; it is not changed but for its mode.
         sink: told after each step what it trained; a step that is made again after a stop is told again, with
             the same ids.
         on_step, on_tokens: for progress.
 
     Raises:
-        UnknownRule, BadOption, UnknownTerm, UnknownLoss, ScheduleWithoutEnd: something in the settings.
+        UnknownRule, BadOption, UnknownTerm, UnknownLoss, UnsuitableLoss,
+        ScheduleWithoutEnd: something in the settings.
         MissingFact: a row does not hold what the credit rule needs.
+        MissingReference, OtherVocabulary: the reference model.
         OtherRun: `resume` is of a run with other settings or of another export.
         NothingToTrain: no graded, trained token in the whole export.
         MissingLogprobs: recorded logprobs are wanted and missing.
@@ -156,11 +166,18 @@ def train(
     """
     choose(settings.credit)
     check_terms(settings.reward_terms)
-    check_loss(settings.loss)
+    check_settings(settings, objective=export.manifest.spec.get("objective"), reference=reference)
     torch.manual_seed(settings.reading.seed)
     engine = Engine(model)
     probe(engine, seed=settings.reading.seed)
-    trainer = _Trainer(engine, export, settings, run=run, resume=resume)
+    trainer = _Trainer(
+        engine,
+        export,
+        settings,
+        run=run,
+        resume=resume,
+        reference=None if reference is None else _frozen(reference, engine, seed=settings.reading.seed),
+    )
     done: list[StepMetrics] = []
 
     def save() -> Path | None:
@@ -180,6 +197,57 @@ def train(
     return Trained(trainer.run, tuple(done), dict(+trainer.notes), dict(engine.reasons), checkpoint)
 
 
+def check_settings(settings: Settings, *, objective: str | None, reference: Any) -> None:
+    """Whether the loss can be computed as the settings say.
+
+    Args:
+        objective: of the export, where it is known.
+
+    Raises:
+        UnknownLoss, MissingReference, UnsuitableLoss.
+    """
+    wanted, loss = settings.objective, settings.objective.loss
+    check_loss(loss)
+
+    def refuse(hint: str, **values: Any) -> None:
+        raise UnsuitableLoss(loss=loss, **values, hint=hint)
+
+    if wanted.needs_reference and reference is None:
+        raise MissingReference(
+            loss=loss, kl_weight=wanted.kl_weight, hint="name its folder: --reference FOLDER"
+        )
+    if settings.importance_cap is not None and settings.old_logprobs != "recomputed":
+        refuse(
+            "truncated importance sampling weighs recomputed against recorded: --old-logprobs recomputed",
+            importance_cap=settings.importance_cap,
+        )
+    if loss in WITHOUT_CREDIT:
+        if settings.filling.refill:
+            refuse("no reward takes part in this loss, so no group is without spread: leave out --refill")
+        if settings.importance_cap is not None:
+            refuse("this loss has no importance ratio: leave out --importance-cap")
+    if loss == "dpo" and settings.denominator.kind != "token":
+        refuse("dpo divides by its pairs: leave out --denominator", denominator=settings.denominator.kind)
+    fits = {"sft": ("sft", None), "dpo": ("preference", "rl", None)}
+    if objective not in fits.get(loss, (objective,)):
+        refuse(f"tracestore export --objective {fits[loss][0]}", objective=objective)
+
+
+def _frozen(reference: Any, engine: Engine, *, seed: int) -> Engine:
+    """The reference as an engine of its own, asked like the model itself whether it computes trees."""
+    sizes = [one.get_input_embeddings().weight.shape[0] for one in (engine.model, reference)]
+    if sizes[0] != sizes[1]:
+        raise OtherVocabulary(
+            vocab_size=sizes[0],
+            reference_vocab_size=sizes[1],
+            hint="a reference has the same tokenizer; as a rule it is the model that training began with",
+        )
+    frozen = Engine(reference)
+    probe(frozen, seed=seed)
+    reference.requires_grad_(False)
+    return frozen
+
+
 class _Trainer:
     """The state of one run: where it stands, what it counted."""
 
@@ -191,8 +259,10 @@ class _Trainer:
         *,
         run: str | None,
         resume: Checkpoint | None,
+        reference: Engine | None,
     ) -> None:
         self.engine = engine
+        self.reference = reference
         self.export = export
         self.settings = settings
         self.optimizer = torch.optim.AdamW(
@@ -276,7 +346,7 @@ class _Trainer:
         """
         if self._is_done():
             return
-        if self.settings.old_logprobs == "recomputed" and not self.settings.reading.follow and not self._old:
+        if self._recomputes and not self.settings.reading.follow and not self._old:
             self._recompute_all()
         reading = replace(self.settings.reading, epochs=self.settings.epochs)
         loader = Loader(self.export, reading, self.place, Counter(self.uses))
@@ -297,7 +367,10 @@ class _Trainer:
                 self.notes.update(loader.notes - self._loaded)
         if not self.num_steps:
             raise NothingToTrain(
-                rule=self.settings.credit, notes=dict(+self.notes), hint=self._nothing_hint()
+                loss=self.settings.objective.loss,
+                rule=self.settings.credit,
+                notes=dict(+self.notes),
+                hint=self._nothing_hint(),
             )
 
     def _is_done(self) -> bool:
@@ -324,22 +397,52 @@ class _Trainer:
             self._loaded = Counter(groups[-1].notes)
 
     def _planned(self, some: Filled) -> tuple[Batch, Step]:
-        batch = credited(
-            some.groups,
-            rule=self.settings.credit,
-            context=self._context(),
-            ownership=self.export.manifest.ownership,
-            old_logprobs=self._old_logprobs,
-            oldest_version=self.settings.oldest_version(self.num_steps),
-        )
+        batch = self._batch(some)
         if self.settings.reading.follow or all(group.after.epoch == 0 for group in batch.groups):
             self.notes.update(batch.notes)
-        return batch, planned(batch.work, micro_batch_tokens=self.settings.micro_batch_tokens)
+        step = planned(batch.work, micro_batch_tokens=self.settings.micro_batch_tokens)
+        return batch, replace(step, denominator=batch.denominator)
+
+    def _batch(self, some: Filled) -> Batch:
+        settings, ownership = self.settings, self.export.manifest.ownership
+        oldest_version = settings.oldest_version(self.num_steps)
+        match settings.objective.loss:
+            case "sft":
+                batch = supervised(
+                    some.groups,
+                    ownership=ownership,
+                    denominator=settings.denominator,
+                    oldest_version=oldest_version,
+                )
+            case "dpo":
+                batch = paired(some.groups, oldest_version=oldest_version)
+            case _:
+                batch = credited(
+                    some.groups,
+                    rule=settings.credit,
+                    context=self._context(),
+                    ownership=ownership,
+                    denominator=settings.denominator,
+                    old_logprobs=self._old_logprobs,
+                    oldest_version=oldest_version,
+                    importance_cap=settings.importance_cap,
+                )
+        return ready(
+            batch,
+            settings.objective,
+            engine=self.engine,
+            reference=self.reference,
+            micro_batch_tokens=settings.micro_batch_tokens,
+        )
 
     def _context(self) -> Context:
         return Context(step=self.num_steps, reward_terms=self.settings.reward_terms)
 
     def _nothing_hint(self) -> str:
+        if self.settings.objective.loss == "dpo":
+            return (
+                "no candidate set has a selected and a rejected member that train and differ, see the notes"
+            )
         if self.notes["trained_tokens_without_advantage"]:
             return "no episode has a reward: post rewards and export again"
         if self.notes["groups_refilled"]:
@@ -349,25 +452,28 @@ class _Trainer:
     def take(self, batch: Batch, step: Step, on_tokens: Callable[[int], None]) -> StepMetrics:
         """One optimizer step."""
         settings = self.settings
-        seen = gradients(self.engine, step, loss=settings.loss, clip=settings.clip, on_micro_batch=on_tokens)
+        seen = gradients(self.engine, step, objective=settings.objective, on_micro_batch=on_tokens)
         self._check_drift(seen.mean_logprob_diff)
         [lr] = {group["lr"] for group in self.optimizer.param_groups}
         norm = apply(self.engine, self.optimizer, grad_clip=settings.grad_clip)
         self.scheduler.step()
         targets = [one.targets for micro in step.micro_batches for one in micro]
+        is_without_credit = settings.objective.loss in WITHOUT_CREDIT
         seconds = time.monotonic() - self._since
         metrics = StepMetrics(
             step=self.num_steps,
             groups=tuple(group.name.id for group in batch.groups),
             tokens=step.num_tokens,
-            trained_tokens=step.denominator,
-            zero_advantage_tokens=sum(
-                int(np.count_nonzero((t.plus_N == 0) & (t.minus_N == 0))) for t in targets
-            ),
+            trained_tokens=batch.num_targets,
+            denominator=step.denominator,
+            zero_advantage_tokens=0
+            if is_without_credit
+            else sum(int(np.count_nonzero((t.plus_N == 0) & (t.minus_N == 0))) for t in targets),
+            preferred=batch.preferred,
             grad_norm=norm,
             lr=float(lr),
             staleness=staleness(step, version=settings.version(self.num_steps)),
-            advantage_by_cause=advantage_by_cause(step),
+            advantage_by_cause={} if is_without_credit else advantage_by_cause(step),
             seconds=seconds,
             tokens_per_s=step.num_tokens / seconds,
             **asdict(seen),
@@ -392,12 +498,18 @@ class _Trainer:
 
     def _old_logprobs(self, grown: Forest) -> np.ndarray | None:
         """What the importance ratio of a forest compares to; None: what was recorded."""
-        if self.settings.old_logprobs == "recorded":
+        if not self._recomputes:
             return None
         key = _key(grown)
         if key not in self._old:  # an export that goes on: when a group comes, of the model as it is then
             self._old[key] = self._recomputed(grown)
         return self._old[key]
+
+    @property
+    def _recomputes(self) -> bool:
+        """Whether old logprobs are the model's own; a loss without a ratio has none."""
+        settings = self.settings
+        return settings.old_logprobs == "recomputed" and settings.objective.loss not in WITHOUT_CREDIT
 
     def _recompute_all(self) -> None:
         for shard in self.export.manifest.shards:

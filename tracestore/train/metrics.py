@@ -29,7 +29,9 @@ class StepMetrics:
     tokens: int
     """Tokens computed."""
     trained_tokens: int
-    """The denominator: zero-advantage tokens included."""
+    """Zero-advantage tokens included."""
+    denominator: int
+    """What the sum of the losses is divided by: trained tokens, what `--denominator` says, or pairs (dpo)."""
     zero_advantage_tokens: int
     grad_norm: float
     """Before the clip."""
@@ -37,6 +39,12 @@ class StepMetrics:
     ratio_mean: float | None
     ratio_max: float | None
     clip_fraction: float | None
+    kl: float | None
+    """Mean estimate of the divergence from the reference model."""
+    entropy: float | None
+    """Mean entropy of the policy where it sampled a trained token, in nats."""
+    preferred: float | None
+    """dpo: share of pairs whose chosen member the model prefers more than the reference does."""
     max_logprob_diff: float | None
     """Largest |logprob now - recorded| of a trained token."""
     mean_logprob_diff: float | None

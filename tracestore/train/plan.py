@@ -30,7 +30,7 @@ class Step:
 
     micro_batches: tuple[tuple[Unit, ...], ...]
     denominator: int
-    """Trained tokens of the step, those with advantage 0 included."""
+    """What its losses are divided by: trained tokens, zero-advantage ones too, unless it is set otherwise."""
     num_tokens: int
     """Tokens computed; a prefix that a cut repeats counts each time."""
 

@@ -17,7 +17,8 @@ from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row, Segments
 from tracestore.train.engine import Engine
 from tracestore.train.forest import Forest, Targets, forest, unit
-from tracestore.train.losses import Clip, clipped
+from tracestore.train.losses.base import Objective
+from tracestore.train.losses.policy import clipped
 from tracestore.train.recompute import logprobs
 from tracestore.train.step import grad_norm
 
@@ -120,7 +121,7 @@ def _backward(engine: Engine, grown: Forest, targets: Targets, *, sign: float) -
     """The loss; its gradient times `sign` is added to the model's."""
     total = 0.0
     for pack, logprob_N in engine.passes([unit(grown, targets)]):
-        loss = clipped(logprob_N, pack, clip=Clip()).loss_N.sum()
+        loss = clipped(logprob_N, pack, Objective()).loss_N.sum()
         (sign * loss).backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
     return total

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,10 @@ import torch
 
 from tracestore.errors import TracestoreError
 from tracestore.train.engine import Engine
-from tracestore.train.forest import Pack
-from tracestore.train.losses import LOSSES, Clip
+from tracestore.train.forest import Pack, Unit
+from tracestore.train.losses import LOSS_OF_A_PASS
+from tracestore.train.losses.base import Objective, TokenLoss
+from tracestore.train.losses.terms import divergence
 from tracestore.train.plan import Step
 
 
@@ -27,12 +29,16 @@ class StepStats:
     """What the forward passes of a step saw."""
 
     loss: float
-    """Sum of the token losses over the step's denominator."""
+    """Sum of the token losses, terms beside them included, over the step's denominator."""
     ratio_mean: float | None
     """Mean importance ratio of the trained tokens; None without any."""
     ratio_max: float | None
     clip_fraction: float | None
     """Share of trained tokens whose gradient the clip cut."""
+    kl: float | None
+    """Mean estimate of the divergence from the reference model; None without that term."""
+    entropy: float | None
+    """Mean entropy where a target was drawn; None without that term."""
     max_logprob_diff: float | None
     """Largest |logprob now - recorded|, over trained tokens whose recorded logprob can be compared."""
     mean_logprob_diff: float | None
@@ -43,25 +49,25 @@ def gradients(
     engine: Engine,
     step: Step,
     *,
-    loss: str,
-    clip: Clip,
+    objective: Objective,
     on_micro_batch: Callable[[int], None] = lambda tokens: None,
 ) -> StepStats:
     """Adds the gradients of a step to the model's, summed, never averaged over micro-batches.
 
     Args:
+        objective: its targets are `ready` (see `tracestore.train.couple`).
         on_micro_batch: told the tokens of each micro-batch when it is done.
 
     Raises:
         NonFiniteStep: the loss is no finite number. Gradients are then undefined.
     """
-    token_loss = LOSSES[loss]
     seen = _Seen()
     for units in step.micro_batches:
-        for pack, logprob_N in engine.passes(units):
-            result = token_loss(logprob_N, pack, clip=clip)
-            part = result.loss_N.sum() / step.denominator
-            seen.add(pack, logprob_N.detach(), float(part.detach()), result.ratio_N, result.is_clipped_N)
+        for pack, logprob_N, entropy_N in _passes(engine, units, objective):
+            result = LOSS_OF_A_PASS[objective.loss](logprob_N, pack, objective)
+            loss_N = result.loss_N + _terms(logprob_N, entropy_N, pack, objective, seen)
+            part = (loss_N * pack.share_N.to(loss_N.dtype)).sum() / step.denominator
+            seen.add(pack, logprob_N.detach(), float(part.detach()), result)
             if not math.isfinite(seen.loss):
                 raise NonFiniteStep(
                     loss=seen.loss,
@@ -71,6 +77,36 @@ def gradients(
             part.backward()  # type: ignore[no-untyped-call]
         on_micro_batch(sum(one.num_tokens for one in units))
     return seen.stats()
+
+
+def _passes(
+    engine: Engine, units: Sequence[Unit], objective: Objective
+) -> Iterator[tuple[Pack, torch.Tensor, torch.Tensor | None]]:
+    if not objective.entropy_weight:
+        for pack, logprob_N in engine.passes(units):
+            yield pack, logprob_N, None
+        return
+    for pack, (logprob_N, entropy_N) in engine.passes_with_entropy(units):
+        yield pack, logprob_N, entropy_N
+
+
+def _terms(
+    logprob_N: torch.Tensor,
+    entropy_N: torch.Tensor | None,
+    pack: Pack,
+    objective: Objective,
+    seen: _Seen,
+) -> torch.Tensor:
+    """[N], what is added to the loss of each target."""
+    term_N = torch.zeros_like(logprob_N)
+    if objective.kl_weight:
+        kl_N, with_gradient_N = divergence(logprob_N, pack.more["reference"], estimator=objective.kl)
+        term_N = term_N + objective.kl_weight * with_gradient_N
+        seen.kl_sum = (seen.kl_sum or 0.0) + float(kl_N.double().sum())
+    if entropy_N is not None:
+        term_N = term_N - objective.entropy_weight * entropy_N
+        seen.entropy_sum = (seen.entropy_sum or 0.0) + float(entropy_N.detach().double().sum())
+    return term_N
 
 
 def apply(engine: Engine, optimizer: torch.optim.Optimizer, *, grad_clip: float | None) -> float:
@@ -101,21 +137,23 @@ class _Seen:
     def __init__(self) -> None:
         self.loss = 0.0
         self.targets = 0
-        self.clipped = 0
-        self.ratio_sum = 0.0
+        self.clipped: int | None = None
+        self.ratio_sum: float | None = None
         self.ratio_max: float | None = None
         self.max_logprob_diff: float | None = None
         self.compared = 0
         self.diff_sum = 0.0
+        self.kl_sum: float | None = None
+        self.entropy_sum: float | None = None
 
-    def add(
-        self, pack: Pack, logprob_N: torch.Tensor, loss: float, ratio_N: torch.Tensor, clipped_N: torch.Tensor
-    ) -> None:
+    def add(self, pack: Pack, logprob_N: torch.Tensor, loss: float, result: TokenLoss) -> None:
         self.loss += loss
-        self.targets += len(ratio_N)
-        self.clipped += int(clipped_N.sum())
-        self.ratio_sum += float(ratio_N.double().sum())
-        self.ratio_max = _larger(self.ratio_max, float(ratio_N.max()))
+        self.targets += len(logprob_N)
+        if result.is_clipped_N is not None:
+            self.clipped = (self.clipped or 0) + int(result.is_clipped_N.sum())
+        if result.ratio_N is not None:
+            self.ratio_sum = (self.ratio_sum or 0.0) + float(result.ratio_N.double().sum())
+            self.ratio_max = _larger(self.ratio_max, float(result.ratio_N.max()))
         diff_N = recorded_diff(pack, logprob_N)
         if len(diff_N):
             self.max_logprob_diff = _larger(self.max_logprob_diff, float(diff_N.max()))
@@ -123,12 +161,16 @@ class _Seen:
             self.diff_sum += float(diff_N.sum())
 
     def stats(self) -> StepStats:
-        some = self.targets > 0
+        def mean(total: float | None) -> float | None:
+            return None if total is None else total / self.targets
+
         return StepStats(
             loss=self.loss,
-            ratio_mean=self.ratio_sum / self.targets if some else None,
+            ratio_mean=mean(self.ratio_sum),
             ratio_max=self.ratio_max,
-            clip_fraction=self.clipped / self.targets if some else None,
+            clip_fraction=mean(self.clipped),
+            kl=mean(self.kl_sum),
+            entropy=mean(self.entropy_sum),
             max_logprob_diff=self.max_logprob_diff,
             mean_logprob_diff=self.diff_sum / self.compared if self.compared else None,
         )
