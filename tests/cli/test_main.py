@@ -60,6 +60,7 @@ SURFACE = {
         *("--follow", "--idle", "--policy-version", "--max-staleness", "--schedule", "--warmup"),
         *("--weight-decay", "--grad-clip", "--stop-at-drift", "--checkpoint-every", "--resume"),
         *("--clip-low", "--clip-high", "--importance-cap", "--denominator", "--denominator-length"),
+        *("--critic", "--critic-lr", "--critic-clip", "--critic-epochs", "--critic-pretrain"),
         *("--reference", "--kl-weight", "--kl", "--entropy-weight", "--beta", "--label-smoothing"),
     },
     "verify": {

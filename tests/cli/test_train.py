@@ -129,6 +129,8 @@ def test_a_run_goes_on_from_its_folder_with_the_options_it_had(
         (("--model", "{model}", "--reference", "{model}"), "goes with --kl-weight or --loss dpo"),
         (("--model", "{model}", "--reference", "{model}/x", "--kl-weight", "1"), "names a folder like"),
         (("--model", "{model}", "--label-smoothing", "0.5"), "says nothing"),
+        (("--model", "{model}", "--critic", "{model}/x"), "is `head`, or names a folder"),
+        (("--model", "{model}", "--critic-pretrain", "2"), "need --critic"),
     ],
 )
 def test_options_that_need_another_say_so(
@@ -221,3 +223,20 @@ def test_cross_entropy_trains_on_an_export_without_rewards_or_logprobs(
     assert run(tmp_path / "export", "--model", tmp_path / "model", "--loss", "sft", "--json") == 0
     first = json.loads(capsys.readouterr().out.splitlines()[0])
     assert (first["trained_tokens"], first["ratio_mean"]) == (4, None)
+
+
+@pytest.mark.parametrize("critic", ["head", "model"])
+def test_a_critic_is_told_by_flags_and_gone_on_with(
+    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], critic: str
+) -> None:
+    export, model = folders
+    argv = ("--credit", "mem1", "--critic", "head" if critic == "head" else model, "--critic-pretrain", "1")
+    flags = (*argv, "--critic-lr", "0.01", "--out", tmp_path / "out", "--json")
+    assert run(export, "--model", model, "--steps", "1", *flags) == 0
+    first = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert (first["loss"], first["trained_tokens"]) == (None, 4)
+    assert first["value_loss"] == pytest.approx(0.25)  # returns 1, 1, 0, 0 and V = 0: 1/2 * 2 / 4
+    assert run(export, "--steps", "2", "--resume", *flags) == 0
+    second = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert second["value_loss"] < first["value_loss"]
+    assert second["loss"] is not None

@@ -82,6 +82,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="what the importance ratio compares to: the sampler's logprobs, or this model's before step one",
     )
     _add_loss(parser)
+    _add_critic(parser)
     _add_reading(parser)
     _add_optimizer(parser)
     parser.add_argument(
@@ -183,6 +184,35 @@ def _add_loss(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         type=positive_number,
         help="dpo: how often a preference is thought to be wrong, below 0.5 (default: never)",
+    )
+
+
+def _add_critic(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the critic (--credit compaction-rl, mem1)")
+    group.add_argument(
+        "--critic",
+        metavar="head|PATH",
+        help="a head on the policy's hidden states, or on those of a model of its own, trained with it",
+    )
+    group.add_argument(
+        "--critic-lr", metavar="X", type=positive_number, default=3e-6, help="its AdamW rate (default: 3e-6)"
+    )
+    group.add_argument(
+        "--critic-clip", metavar="X", type=positive_number, help="how far a value may move in a step"
+    )
+    group.add_argument(
+        "--critic-epochs",
+        metavar="N",
+        type=whole_number(least=1),
+        default=1,
+        help="its optimizer steps in each step (default: 1)",
+    )
+    group.add_argument(
+        "--critic-pretrain",
+        metavar="N",
+        type=whole_number(least=0),
+        default=0,
+        help="first steps in which it learns alone (default: 0)",
     )
 
 
@@ -296,7 +326,7 @@ def run(args: argparse.Namespace) -> int:
         )
     share_cpus()
     with extra("train"):
-        from tracestore.train.checkpoint import checkpoint_in
+        from tracestore.train.checkpoint import CRITIC_FOLDER, checkpoint_in
         from tracestore.train.loop import train
         from tracestore.train.model import library_bars, load_model
     settings = _settings(args)
@@ -310,6 +340,10 @@ def run(args: argparse.Namespace) -> int:
         stack.enter_context(library_bars(shown=not args.json and sys.stderr.isatty()))
         model = load_model(model_folder, dtype=args.dtype)
         reference = None if args.reference is None else load_model(args.reference, dtype=args.dtype)
+        critic = None
+        if args.critic not in (None, "head"):
+            folder = Path(args.critic) if resume is None else resume.folder / CRITIC_FOLDER
+            critic = load_model(folder, dtype=args.dtype)
         advance = stack.enter_context(progress("train", args=args, total=args.steps))
 
         def on_step(metrics: StepMetrics) -> None:
@@ -328,6 +362,7 @@ def run(args: argparse.Namespace) -> int:
             tokenizer_from=args.model or model_folder,
             resume=resume,
             reference=reference,
+            critic=critic,
             sink=recorder,
             on_step=on_step,
         )
@@ -351,6 +386,10 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(reference=str(args.reference), hint="--reference names a folder like --model")
     if args.reference is not None and args.kl_weight is None and args.loss != "dpo":
         raise UsageError(hint="--reference goes with --kl-weight or --loss dpo")
+    if args.critic not in (None, "head") and not Path(args.critic).is_dir():
+        raise UsageError(critic=args.critic, hint="--critic is `head`, or names a folder like --model")
+    if args.critic is None and (args.critic_clip is not None or args.critic_pretrain):
+        raise UsageError(hint="--critic-clip and --critic-pretrain need --critic")
     if (args.denominator == "constant") != (args.denominator_length is not None):
         raise UsageError(hint="--denominator constant and --denominator-length N go together")
     if args.label_smoothing is not None and args.label_smoothing >= 0.5:
@@ -363,6 +402,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     from tracestore.train.batches import Filling
     from tracestore.train.credit import choose
     from tracestore.train.credit.terms import check_terms
+    from tracestore.train.critic import CriticSettings
     from tracestore.train.loader import Reading
     from tracestore.train.loop import Settings
     from tracestore.train.losses import check_loss
@@ -378,6 +418,14 @@ def _settings(args: argparse.Namespace) -> Settings:
         denominator=Denominator(args.denominator, args.denominator_length or 1),
         old_logprobs=args.old_logprobs,
         importance_cap=args.importance_cap,
+        critic=None
+        if args.critic is None
+        else CriticSettings(
+            lr=args.critic_lr,
+            clip=args.critic_clip,
+            epochs=args.critic_epochs,
+            pretrain_steps=args.critic_pretrain,
+        ),
         steps=args.steps,
         reading=Reading(
             seed=args.seed,
@@ -453,7 +501,11 @@ def _step_line(metrics: StepMetrics) -> str:
     if metrics.preferred is not None:
         clipped = f"  preferred {metrics.preferred:.1%}"
     drift = "" if metrics.max_logprob_diff is None else f"  logprob diff {metrics.max_logprob_diff:.2e}"
-    values = f"loss {metrics.loss:+.6f}  grad norm {metrics.grad_norm:.4f}{clipped}{drift}"
+    values = "critic alone"
+    if metrics.loss is not None and metrics.grad_norm is not None:
+        values = f"loss {metrics.loss:+.6f}  grad norm {metrics.grad_norm:.4f}{clipped}{drift}"
+    if metrics.value_loss is not None:
+        values += f"  value loss {metrics.value_loss:.4f}"
     return f"step {metrics.step}  {values}  {cost}"
 
 

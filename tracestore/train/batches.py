@@ -19,13 +19,15 @@ from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row
 from tracestore.shards.views import Ownership, weights
 from tracestore.train.credit import advantages, counted
-from tracestore.train.credit.base import Advantages, Context, combine
+from tracestore.train.credit.base import Advantages, Context, combine, returns
 from tracestore.train.forest import Forest, Targets, forest, trainable_targets, trained_targets, unit
 from tracestore.train.loader import Group
 from tracestore.train.losses.denominators import Denominator, Work, shared_out
 from tracestore.train.losses.dpo import suffixes
 
 TOKENS = Denominator()
+Values = Callable[[Forest], np.ndarray | None]
+"""float64 [T], what a critic says before each token; None: there is no critic."""
 OldLogprobs = Callable[[Forest], np.ndarray | None]
 """float64 [T] to compare with instead of the recorded ones; None: the recorded ones."""
 
@@ -176,13 +178,15 @@ def credited(
     ownership: Ownership,
     denominator: Denominator = TOKENS,
     old_logprobs: OldLogprobs = lambda grown: None,
+    values: Values = lambda grown: None,
     oldest_version: int | None = None,
     importance_cap: float | None = None,
 ) -> Batch:
     """The batch of a step: credit on whole groups, spread over the tokens that several samples share.
 
     Args:
-        context: its `batch_counts` are counted here, over these groups.
+        context: its `batch_counts` are counted here, over these groups, and its `values` come from `values`.
+        values: with a critic, targets get `return` and `value_before`.
         oldest_version: tokens of earlier policy versions do not train; None: all of them may.
         importance_cap: see `truncated`; None: no such weights.
 
@@ -196,10 +200,15 @@ def credited(
     for one in groups:
         of_group: list[Work] = []
         for grown in _fresh(one, oldest_version, notes):
-            given = advantages(grown.row, rule=rule, context=context)
+            value_T = values(grown)
+            given = advantages(grown.row, rule=rule, context=replace(context, values=value_T))
             credit = combine(grown.row, given, ownership=ownership)
             targets = trained_targets(grown, credit, old_logprob_T=old_logprobs(grown))
             notes.update(_notes(grown.row, given, len(targets)))
+            if value_T is not None:
+                return_T = returns(grown.row, given)
+                token_N = targets.token_N
+                targets = targets.given(**{"return": return_T[token_N], "value_before": value_T[token_N]})
             if importance_cap is not None:
                 targets = truncated(grown, targets, cap=importance_cap, notes=notes)
             of_group.append((grown, targets))

@@ -23,6 +23,7 @@ from tracestore.errors import TracestoreError
 from tracestore.shards.durable import fsync_folder
 
 CHECKPOINT_FOLDER = "checkpoint"
+CRITIC_FOLDER = "critic"
 OPTIMIZER_FILE = "optimizer.pt"
 STATE_FILE = "trainer.json"
 OLD_LOGPROBS_FILE = "old_logprobs.safetensors"
@@ -76,6 +77,7 @@ def save_checkpoint(
     model: Any,
     optimizer: Mapping[str, Any],
     state: Mapping[str, Any],
+    critic: Any = None,
     old_logprobs: Mapping[str, np.ndarray] | None = None,
     tokenizer_from: Path | None = None,
 ) -> Path:
@@ -85,6 +87,7 @@ def save_checkpoint(
 
     Args:
         optimizer: what is to be stored of optimizer and schedule, for `torch.save`.
+        critic: a second model, in a folder of its own inside; None: there is none.
         tokenizer_from: folder whose tokenizer files are copied, so that the checkpoint can be served.
     """
     folder = out / CHECKPOINT_FOLDER
@@ -92,6 +95,9 @@ def save_checkpoint(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     model.save_pretrained(partial, safe_serialization=True)
+    if critic is not None:
+        critic.save_pretrained(partial / CRITIC_FOLDER, safe_serialization=True)
+        _sync(partial / CRITIC_FOLDER)
     torch.save(dict(optimizer), partial / OPTIMIZER_FILE)
     if old_logprobs:
         save_file(dict(old_logprobs), partial / OLD_LOGPROBS_FILE)
@@ -140,8 +146,9 @@ def _old(folder: Path) -> Path:
 
 def _sync(folder: Path) -> None:
     for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
     fsync_folder(folder)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -30,7 +30,9 @@ from tracestore.train.consumption import Consumed, Sink, consumed
 from tracestore.train.couple import OtherVocabulary, ready
 from tracestore.train.credit import choose
 from tracestore.train.credit.base import Context
+from tracestore.train.credit.gae import Critic as AlongTime
 from tracestore.train.credit.terms import check_terms
+from tracestore.train.critic import Critic, CriticSettings
 from tracestore.train.engine import Engine
 from tracestore.train.forest import Forest, forest, trainable_targets
 from tracestore.train.loader import BEGIN, Group, Loader, Place, Reading
@@ -42,7 +44,7 @@ from tracestore.train.plan import Step, planned
 from tracestore.train.probe import probe
 from tracestore.train.recompute import logprobs
 from tracestore.train.schedule import Schedule, scheduler
-from tracestore.train.step import apply, gradients
+from tracestore.train.step import NOTHING_SEEN, apply, gradients
 
 _MAY_CHANGE = ("steps", "checkpoint_every", "micro_batch_tokens", "stop_at_drift")
 """Settings that a run may go on with other values of: none of them changes what a step does. (A schedule that
@@ -75,8 +77,10 @@ class Settings:
     one, which leaves out the sampler's numerical differences and costs one more pass over the export."""
     importance_cap: float | None = None
     """With `recomputed`: weigh each token by min(recomputed / recorded probability, this); None: do not."""
+    critic: CriticSettings | None = None
+    """How the critic of a rule that runs along time learns; None: there is no critic."""
     steps: int | None = None
-    """Optimizer steps; None: until the groups end."""
+    """Optimizer steps, those of the critic alone included; None: until the groups end."""
     reading: Reading = field(default_factory=lambda: Reading(epochs=None))
     """Which groups, in which order. `epochs` None: without end when `steps` says how many, else once."""
     filling: Filling = field(default_factory=Filling)
@@ -109,7 +113,13 @@ class Settings:
 
     def version(self, step: int) -> int | None:
         """The policy version that the weights are before a step."""
-        return None if self.policy_version is None else self.policy_version + step
+        before = max(0, step - self.pretrain_steps)
+        return None if self.policy_version is None else self.policy_version + before
+
+    @property
+    def pretrain_steps(self) -> int:
+        """First steps in which no weight of the policy changes."""
+        return 0 if self.critic is None else self.critic.pretrain_steps
 
 
 @dataclass(frozen=True)
@@ -135,6 +145,7 @@ def train(
     tokenizer_from: Path | None = None,
     resume: Checkpoint | None = None,
     reference: Any = None,
+    critic: Any = None,
     sink: Sink | None = None,
     on_step: Callable[[StepMetrics], None] = lambda metrics: None,
     on_tokens: Callable[[int], None] = lambda tokens: None,
@@ -149,6 +160,8 @@ def train(
             weights are those of a run that was not stopped, bit for bit, on the same device with the same
             number of threads.
         reference: causal LM that `dpo` and the divergence compare with; it is not changed but for its mode.
+        critic: causal LM below the critic's head, trained with it (with `resume`: that of the checkpoint's
+            `critic` folder); None: the head reads the policy's own hidden states and leaves them alone.
         sink: told after each step what it trained; a step that is made again after a stop is told again, with
             the same ids.
         on_step, on_tokens: for progress.
@@ -172,6 +185,7 @@ def train(
     probe(engine, seed=settings.reading.seed)
     trainer = _Trainer(
         engine,
+        critic,
         export,
         settings,
         run=run,
@@ -185,10 +199,11 @@ def train(
 
     with metrics_file(out, steps_before=trainer.num_steps) as file:
         for batch, step in trainer.steps():
+            trains_policy = trainer.trains_policy
             metrics = trainer.take(batch, step, on_tokens)
             done.append(metrics)
             file.add(metrics)
-            if sink is not None:
+            if sink is not None and trains_policy:
                 sink(trainer.consumed(step, metrics.step))
             on_step(metrics)
             if settings.checkpoint_every and trainer.num_steps % settings.checkpoint_every == 0:
@@ -209,7 +224,7 @@ def check_settings(settings: Settings, *, objective: str | None, reference: Any)
     wanted, loss = settings.objective, settings.objective.loss
     check_loss(loss)
 
-    def refuse(hint: str, **values: Any) -> None:
+    def refuse(hint: str, **values: Any) -> NoReturn:
         raise UnsuitableLoss(loss=loss, **values, hint=hint)
 
     if wanted.needs_reference and reference is None:
@@ -226,11 +241,23 @@ def check_settings(settings: Settings, *, objective: str | None, reference: Any)
             refuse("no reward takes part in this loss, so no group is without spread: leave out --refill")
         if settings.importance_cap is not None:
             refuse("this loss has no importance ratio: leave out --importance-cap")
+    if settings.critic is not None:
+        _check_critic(settings, refuse)
     if loss == "dpo" and settings.denominator.kind != "token":
         refuse("dpo divides by its pairs: leave out --denominator", denominator=settings.denominator.kind)
     fits = {"sft": ("sft", None), "dpo": ("preference", "rl", None)}
     if objective not in fits.get(loss, (objective,)):
         refuse(f"tracestore export --objective {fits[loss][0]}", objective=objective)
+
+
+def _check_critic(settings: Settings, refuse: Callable[..., NoReturn]) -> None:
+    options = choose(settings.credit).options
+    if settings.objective.loss in WITHOUT_CREDIT:
+        refuse("no reward takes part in this loss, so there is nothing to value: leave out --critic")
+    if not isinstance(options, AlongTime) or options.critic == "zero":
+        refuse("a critic goes with --credit compaction-rl or mem1", credit=settings.credit)
+    if settings.filling.refill:
+        refuse("with a critic a group without spread still teaches: leave out --refill")
 
 
 def _frozen(reference: Any, engine: Engine, *, seed: int) -> Engine:
@@ -248,12 +275,22 @@ def _frozen(reference: Any, engine: Engine, *, seed: int) -> Engine:
     return frozen
 
 
+def _critic(engine: Engine, model: Any, settings: Settings) -> Critic:
+    assert settings.critic is not None
+    if model is None:
+        return Critic(engine, settings.critic, trains_trunk=False)
+    trunk = Engine(model)
+    probe(trunk, seed=settings.reading.seed)
+    return Critic(trunk, settings.critic, trains_trunk=True)
+
+
 class _Trainer:
     """The state of one run: where it stands, what it counted."""
 
     def __init__(
         self,
         engine: Engine,
+        critic: Any,
         export: Export,
         settings: Settings,
         *,
@@ -263,6 +300,7 @@ class _Trainer:
     ) -> None:
         self.engine = engine
         self.reference = reference
+        self.critic = None if settings.critic is None else _critic(engine, critic, settings)
         self.export = export
         self.settings = settings
         self.optimizer = torch.optim.AdamW(
@@ -274,7 +312,7 @@ class _Trainer:
             self.optimizer,
             schedule=settings.schedule,
             warmup_steps=settings.warmup_steps,
-            steps=settings.steps,
+            steps=None if settings.steps is None else max(1, settings.steps - settings.pretrain_steps),
         )
         self.run = run or new_id()
         self.num_steps = 0
@@ -301,13 +339,18 @@ class _Trainer:
         self.optimizer.load_state_dict(dict(checkpoint.optimizer["optimizer"]))
         self.scheduler.load_state_dict(checkpoint.optimizer["schedule"])
         self._old = dict(checkpoint.old_logprobs)
+        if self.critic is not None:
+            self.critic.load(checkpoint.optimizer["critic"])
 
     def save(self, out: Path, *, tokenizer_from: Path | None) -> Path:
         """Writes what `_go_on` reads."""
+        critic = self.critic
+        optimizer = {"optimizer": self.optimizer.state_dict(), "schedule": self.scheduler.state_dict()}
         return save_checkpoint(
             out,
             model=self.engine.model,
-            optimizer={"optimizer": self.optimizer.state_dict(), "schedule": self.scheduler.state_dict()},
+            optimizer=optimizer if critic is None else {**optimizer, "critic": critic.state()},
+            critic=critic.trunk.model if critic is not None and critic.trains_trunk else None,
             state=self._state(),
             old_logprobs=self._old,
             tokenizer_from=tokenizer_from,
@@ -424,9 +467,12 @@ class _Trainer:
                     ownership=ownership,
                     denominator=settings.denominator,
                     old_logprobs=self._old_logprobs,
+                    values=self._values,
                     oldest_version=oldest_version,
                     importance_cap=settings.importance_cap,
                 )
+        if not self.trains_policy:
+            return batch
         return ready(
             batch,
             settings.objective,
@@ -452,11 +498,14 @@ class _Trainer:
     def take(self, batch: Batch, step: Step, on_tokens: Callable[[int], None]) -> StepMetrics:
         """One optimizer step."""
         settings = self.settings
-        seen = gradients(self.engine, step, objective=settings.objective, on_micro_batch=on_tokens)
-        self._check_drift(seen.mean_logprob_diff)
+        learned = None if self.critic is None else self.critic.learn(step, grad_clip=settings.grad_clip)
         [lr] = {group["lr"] for group in self.optimizer.param_groups}
-        norm = apply(self.engine, self.optimizer, grad_clip=settings.grad_clip)
-        self.scheduler.step()
+        seen, norm = NOTHING_SEEN, None
+        if self.trains_policy:
+            seen = gradients(self.engine, step, objective=settings.objective, on_micro_batch=on_tokens)
+            self._check_drift(seen.mean_logprob_diff)
+            norm = apply(self.engine, self.optimizer, grad_clip=settings.grad_clip)
+            self.scheduler.step()
         targets = [one.targets for micro in step.micro_batches for one in micro]
         is_without_credit = settings.objective.loss in WITHOUT_CREDIT
         seconds = time.monotonic() - self._since
@@ -470,6 +519,9 @@ class _Trainer:
             if is_without_credit
             else sum(int(np.count_nonzero((t.plus_N == 0) & (t.minus_N == 0))) for t in targets),
             preferred=batch.preferred,
+            value_loss=None if learned is None else learned.value_loss,
+            explained_variance=None if learned is None else learned.explained_variance,
+            critic_grad_norm=None if learned is None else learned.grad_norm,
             grad_norm=norm,
             lr=float(lr),
             staleness=staleness(step, version=settings.version(self.num_steps)),
@@ -481,6 +533,11 @@ class _Trainer:
         self.num_steps += 1
         self._since = time.monotonic()
         return metrics
+
+    @property
+    def trains_policy(self) -> bool:
+        """Whether the next step changes the policy; the first ones may be the critic's alone."""
+        return self.num_steps >= self.settings.pretrain_steps
 
     def _check_drift(self, drift: float | None) -> None:
         limit = self.settings.stop_at_drift
@@ -504,6 +561,12 @@ class _Trainer:
         if key not in self._old:  # an export that goes on: when a group comes, of the model as it is then
             self._old[key] = self._recomputed(grown)
         return self._old[key]
+
+    def _values(self, grown: Forest) -> np.ndarray | None:
+        """What the critic says before each token of a forest that trains."""
+        if self.critic is None:
+            return None
+        return self.critic.values(grown, micro_batch_tokens=self.settings.micro_batch_tokens)
 
     @property
     def _recomputes(self) -> bool:

@@ -23,7 +23,8 @@ class StepMetrics:
     """One line of the metrics file."""
 
     step: int
-    loss: float
+    loss: float | None
+    """None while the critic alone learns, and so is all that the policy's passes say."""
     groups: tuple[str, ...]
     """Ids of the groups that the step trained, in order; of an episode on its own, the episode's."""
     tokens: int
@@ -33,7 +34,7 @@ class StepMetrics:
     denominator: int
     """What the sum of the losses is divided by: trained tokens, what `--denominator` says, or pairs (dpo)."""
     zero_advantage_tokens: int
-    grad_norm: float
+    grad_norm: float | None
     """Before the clip."""
     lr: float
     ratio_mean: float | None
@@ -49,6 +50,11 @@ class StepMetrics:
     """Largest |logprob now - recorded| of a trained token."""
     mean_logprob_diff: float | None
     """Mean of them."""
+    value_loss: float | None
+    """Mean loss of the critic; None without one."""
+    explained_variance: float | None
+    """Of the returns, by the critic's values: 1 - Var(R - V) / Var(R)."""
+    critic_grad_norm: float | None
     staleness: dict[str, int]
     """Trained tokens by how many versions the policy that sampled them is behind, where that is known."""
     advantage_by_cause: dict[str, dict[str, float]]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ class NonFiniteStep(TracestoreError):
 class StepStats:
     """What the forward passes of a step saw."""
 
-    loss: float
-    """Sum of the token losses, terms beside them included, over the step's denominator."""
+    loss: float | None
+    """Sum of token losses and of the terms beside them, over the step's denominator; None: nobody looked."""
     ratio_mean: float | None
     """Mean importance ratio of the trained tokens; None without any."""
     ratio_max: float | None
@@ -43,6 +43,10 @@ class StepStats:
     """Largest |logprob now - recorded|, over trained tokens whose recorded logprob can be compared."""
     mean_logprob_diff: float | None
     """Mean of them."""
+
+
+NOTHING_SEEN = StepStats(**dict.fromkeys((field.name for field in fields(StepStats)), None))
+"""Of a step in which the policy was not computed."""
 
 
 def gradients(

@@ -116,6 +116,27 @@ def combine(row: Row, advantages: Advantages, *, ownership: Ownership = "train_o
     return TokenCredit(plus_T=plus_T * weight_T, minus_T=minus_T * weight_T, has_T=has_T)
 
 
+def returns(row: Row, advantages: Advantages) -> np.ndarray:
+    """float64 [T], what a critic should have said before each token: the mean over the samples through it
+    that train; NaN where the rule names none.
+
+    Raises:
+        WrongLength: an array of returns is not as long as its completion.
+    """
+    return_T = np.full(len(row.token_ids), np.nan)
+    survives_M = survivors(row)
+    through: dict[int, list[np.ndarray]] = {}
+    for (sample, completion), value in advantages.returns.items():
+        if survives_M[sample]:
+            checked = np.asarray(_checked(row, completion, value, advantages.rule))
+            through.setdefault(completion, []).append(checked)
+    for completion, found in through.items():
+        # A fork inside a completion cuts it into segments; they follow each other in the row's order.
+        at_T = np.repeat(row.segments.completion == completion, row.segments.length)
+        return_T[at_T] = np.mean(found, axis=0)
+    return return_T
+
+
 def _checked(row: Row, completion: int, value: Value, rule: str) -> Value:
     """The value, an array only if it has one advantage for each token of the completion."""
     entry = row.completions[completion]

@@ -91,7 +91,9 @@ def values_of(row: Row, context: Context, options: Critic, *, rule: str) -> np.n
     if options.critic == "zero":
         return np.zeros(len(row.token_ids))
     if context.values is None:
-        raise MissingValues(rule=rule, hint=f"train a critic, or say {rule}:critic=zero for V = 0")
+        raise MissingValues(
+            rule=rule, hint=f"train a critic (--critic head), or say {rule}:critic=zero for V = 0"
+        )
     if len(context.values) != len(row.token_ids):
         raise MissingValues(rule=rule, values=len(context.values), tokens=len(row.token_ids))
     return context.values
