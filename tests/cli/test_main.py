@@ -49,7 +49,7 @@ SURFACE = {
     "export": {
         *("--db", "--json", "--objective", "--out", "--project", "--snapshot", "--spec"),
         *("--engine", "--format", "--render", "--template", "--tokenizer", "--workers"),
-        *("--follow", "--interval", "--until-idle", "--settle", "--lag", "--run"),
+        *("--follow", "--interval", "--until-idle", "--settle", "--silence", "--lag", "--run"),
     },
     "convert": {"export", "--to", "--out", "--advantages", "--json"},
     "credit": {"export", "--rule", "--reward-term", "--step", "--out", "--json"},

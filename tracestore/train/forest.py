@@ -71,7 +71,8 @@ class Forest:
         """bool [T], False where the recorded logprob was renormalised in a way that is not recorded, or at
         another temperature."""
         sampled_T = self._of_call_T(_temperature, 1.0)
-        return self._of_call_T(_is_comparable, 1.0).astype(bool) & (sampled_T == self.temperature_T)
+        is_known_T: np.ndarray = self._of_call_T(_is_comparable, 1.0).astype(bool)
+        return is_known_T & (sampled_T == self.temperature_T)
 
     @cached_property
     def logprob_T(self) -> np.ndarray:
