@@ -71,8 +71,9 @@ class Forest:
         """bool [T], False where the recorded logprob was renormalised in a way that is not recorded, or at
         another temperature."""
         sampled_T = self._of_call_T(_temperature, 1.0)
-        is_known_T: np.ndarray = self._of_call_T(_is_comparable, 1.0).astype(bool)
-        return is_known_T & (sampled_T == self.temperature_T)
+        is_known_T = self._of_call_T(_is_comparable, 1.0).astype(bool)
+        comparable_T: np.ndarray = is_known_T & (sampled_T == self.temperature_T)
+        return comparable_T
 
     @cached_property
     def logprob_T(self) -> np.ndarray:
