@@ -65,6 +65,7 @@ from tracestore.store.store import NotFound, Store
 from tracestore.store.tombstones import Deleted
 from tracestore_exporters.conservation import Tally, exported, recorded, still_open
 from tracestore_exporters.export import group_info, group_rows, has_lessons
+from tracestore_exporters.inventory import Inventory, inventory
 from tracestore_exporters.place import InUse, NotEmpty, OtherExport
 from tracestore_exporters.plan import Means, PlannedGroup, closed_by
 from tracestore_exporters.rendering import Source, source_of
@@ -207,6 +208,8 @@ class _Draft:
     """Groups that changed while they were read, and what had come of them."""
     going_on: set[GroupName] = field(default_factory=set)
     """Groups of which more has come than is looked at."""
+    there: Inventory = field(default_factory=Inventory)
+    """What the groups that are written for the first time hold of what a spec can name."""
 
     @property
     def replacements(self) -> list[ShardEntry]:
@@ -242,6 +245,8 @@ class Follower:
         chat: Chat | None,
     ) -> None:
         self.log = log
+        self.there = Inventory()
+        """What the groups that this one has written hold of what a spec can name."""
         self._store = store
         self._project = project
         self._spec = spec
@@ -463,6 +468,8 @@ class Follower:
             return None
         closed, rows = group_rows(graphs, self._spec, project=self._project, group=group)
         assert closed is not None
+        # Rewards may come after its rows, so it lacks none yet.
+        draft.there += inventory(graphs, self._spec, is_closed=False)
         return self._as_written(name, group, graphs, rows, base=draft.snapshot)
 
     def _revised(
@@ -696,6 +703,7 @@ class Follower:
 
     def _note(self, draft: _Draft, touched: set[GroupName]) -> None:
         """Remember what the draft found, once the entry is written."""
+        self.there += draft.there
         self._open = self._opened(draft)
         self._waiting = self._still_waiting(draft, touched)
         self._again = draft.again

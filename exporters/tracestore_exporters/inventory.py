@@ -138,6 +138,8 @@ def misses(there: Inventory, spec: Spec) -> Iterator[str]:
             if name not in missing and there.lacking[name]:
                 number = f"{there.lacking[name]} of {_count(there.may_train, 'episode')}"
                 yield f"rewards: {number} have no {name!r}"
+    if "infra_error" in spec.statuses:
+        yield "statuses: infra_error never trains, whatever a spec says"
     for field_name in _STATED:
         stated: Sequence[str] = getattr(spec, field_name) or ()
         missing = [name for name in stated if name not in getattr(there, field_name)]
@@ -159,8 +161,14 @@ def unmatched(there: Inventory, spec: Spec) -> Iterator[str]:
         yield f"purposes: all but {all_but} train; {_there('purposes', there.purposes)}"
     if there.splits.keys().isdisjoint(spec.splits):
         yield _missing("splits", spec.splits, there.splits)
-    if there.statuses and not there.without_status and there.statuses.keys().isdisjoint(spec.statuses):
-        yield _missing("statuses", spec.statuses, there.statuses)
+    statuses = [status for status in spec.statuses if status != "infra_error"]
+    if (
+        statuses
+        and there.statuses
+        and not there.without_status
+        and there.statuses.keys().isdisjoint(statuses)
+    ):
+        yield _missing("statuses", statuses, there.statuses)
     if there.in_time == 0:
         when = f": from {there.first_start} to {there.last_start}" if there.dated else ""
         dated = f"{there.dated} of {_count(there.episodes, 'episode')} say when they started{when}"

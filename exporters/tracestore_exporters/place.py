@@ -86,7 +86,8 @@ def place_at(out: str | Path) -> Iterator[Place]:
     else:
         from tracestore_exporters.folder import folder_place
 
-        with folder_place(Path(os.path.abspath(out))) as place:
+        # A link cannot take the name in the end; the folder that it names can, on the disk that it is on.
+        with folder_place(Path(os.path.realpath(out))) as place:
             yield place
 
 

@@ -15,9 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 from tracestore.graph.build import build
+from tracestore.graph.messages import messages_of
 from tracestore.graph.model import CompletionKey, Graph
 from tracestore.graph.tokens import prompt_ids
 from tracestore.store.rules import PROMPT, Redacted, Rule, redact, spread, without_ids
+from tracestore.wire.base import Raw
 from tracestore.wire.call import Call
 from tracestore.wire.completion import Completion, CompletionBody, CompletionFields
 from tracestore.wire.events import AnyEvent, episode_id_of
@@ -142,14 +144,27 @@ def _spelled(graph: Graph, pen: _Pen) -> dict[str, frozenset[int]]:
     matched = {call_id: frozenset(places) for call_id, places in pen.spelled.items()}
     found = _and_what_repeats_it(graph, spread(graph.calls.values(), matched))
     unseen: dict[str, frozenset[int]] = {
-        call_id: frozenset({PROMPT}) for call_id, call in graph.calls.items() if call.request is None
+        call_id: frozenset({PROMPT}) for call_id, call in graph.calls.items() if _read_without_text(call)
     }
     for (call_id, index), body in graph.completions.items():
-        if body.token_ids is not None and body.message is None:
+        if body.token_ids is not None and not _has_text(body.message):
             unseen[call_id] = unseen.get(call_id, frozenset()) | {index}
     for call_id, places in spread(graph.calls.values(), unseen).items():
         found[call_id] = found.get(call_id, frozenset()) | places
     return found
+
+
+def _read_without_text(call: Call) -> bool:
+    """Whether a call read ids, and no message says what they spell: its prompt was posted as ids alone, or
+    where its dialect has none."""
+    if call.request is None:
+        return True
+    has_ids = any((call.prompt_token_ids, call.prompt_token_ids_delta))
+    return has_ids and not any(_has_text(one.raw) for one in messages_of(call.request, call.dialect))
+
+
+def _has_text(message: Raw | None) -> bool:
+    return message is not None and b'"' in message
 
 
 def _and_what_repeats_it(graph: Graph, spelled: dict[str, frozenset[int]]) -> dict[str, frozenset[int]]:

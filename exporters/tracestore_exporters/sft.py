@@ -62,6 +62,6 @@ def _without_rejected(row: Row, left_out: Counter[str]) -> Row:
         return row
     completion_T = np.repeat(row.segments.completion, row.segments.length)
     is_out_T = np.isin(completion_T, list(rejected)) & (row.reason == Reason.TRAINED)
-    left_out["rejected_candidates"] += len(np.unique(completion_T[is_out_T]))
+    left_out += Counter(rejected_candidates=len(np.unique(completion_T[is_out_T])))
     reason = np.where(is_out_T, np.uint8(Reason.CANDIDATE_EXCLUDED), row.reason)
     return replace(row, reason=reason)

@@ -34,7 +34,7 @@ def staged_folder(out: str | Path) -> Iterator[Path]:
     nothing of it is left, and what a killed process left is taken away.
 
     Args:
-        out: a folder that does not exist or is empty.
+        out: a folder that does not exist or is empty, or a link to one.
 
     Raises:
         NotEmpty: something is in it.
@@ -42,7 +42,7 @@ def staged_folder(out: str | Path) -> Iterator[Path]:
         OtherExport: an export was begun there and not finished.
         BadOut: there is no access to it.
     """
-    folder = Path(os.path.abspath(out))
+    folder = Path(os.path.realpath(out))
     with Staged.beside(folder) as staged:
         if (staged.path / PLAN_NAME).exists():
             hint = "finish it by its command, remove it, or name another folder"

@@ -43,6 +43,18 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+def test_what_a_spec_names_and_nothing_has_is_told_once_while_it_is_followed(
+    db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text('{"policies": ["actr"]}')
+    assert follow(db, tmp_path / "out", "--spec", str(spec)) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "policies" in line]
+    assert told == ["note: so far policies: 'actr' is not there; there are 'policy' (2 calls)"]
+    assert follow(db, tmp_path / "right") == 0
+    assert "so far" not in capsys.readouterr().err
+
+
 def test_follow_prints_each_entry_and_then_what_an_export_prints(
     db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -371,6 +371,14 @@ def test_an_agent_that_had_help_is_more_than_one_sample(tmp_path: Path) -> None:
     assert (made, left_out) == ([], {"pairs_of_no_single_sample": 1})
 
 
+def test_what_is_not_left_out_is_not_told(tmp_path: Path) -> None:
+    """The rejected candidates of a spec that trains nobody's tokens are not what is left out."""
+    export(MemorySource(agents()), "p", tmp_path / "x", Spec(policies=("nobody",)))
+    with pytest.raises(NothingToWrite) as raised:
+        convert(open_export(tmp_path / "x"), tmp_path / "sft", to="sft")
+    assert raised.value.values["left_out"] == {"nothing_trains": 2}
+
+
 @pytest.mark.parametrize("objective", ["rl", "preference"])
 def test_labels_never_imitate_a_rejected_candidate_of_an_export_with_another_objective(
     objective: Any, tmp_path: Path

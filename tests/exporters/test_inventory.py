@@ -97,6 +97,14 @@ def test_a_default_that_matched_nothing_says_what_there_is(tmp_path: Path) -> No
     assert any(text.endswith("are not there; there are 'cancelled' (1 episode)") for text in said)
 
 
+@pytest.mark.parametrize("statuses", [("infra_error",), ("ok", "infra_error")])
+def test_a_status_that_never_trains_is_told_and_not_said_to_be_missing(statuses: Any, tmp_path: Path) -> None:
+    broken = episode("e2", status="infra_error")
+    said = notes(tmp_path, *episode("e1"), *broken, statuses=statuses)
+    assert "statuses: infra_error never trains, whatever a spec says" in said
+    assert not any("not there" in text for text in said)
+
+
 def test_a_name_that_is_nowhere_is_told_though_the_others_train(tmp_path: Path) -> None:
     said = notes(tmp_path, *episode("e"), policies=("policy", "actr"))
     assert said == ("policies: 'actr' is not there; there are 'policy' (1 call)",)

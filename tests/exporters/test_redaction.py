@@ -100,6 +100,37 @@ def test_ids_without_a_text_to_look_at_are_withheld(tmp_path: Path) -> None:
     assert made(tmp_path, make.episode(), read, wrote).conservation.excluded == {"redacted": 2}
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"model": "m"},
+        {"model": "m", "messages": []},
+        {"model": "m", "input_ids": [1]},
+        {"model": "m", "prompt": "my sk-x"},  # of no dialect that says that a model read it
+    ],
+)
+def test_a_prompt_of_ids_alone_is_withheld_though_there_is_a_request(
+    request_: dict[str, Any], tmp_path: Path
+) -> None:
+    said = make.answer(make.assistant("a"), ids=[4])
+    call = make.call("c", make.raw(request_), said, prompt_ids=[1])
+    assert made(tmp_path, make.episode(), call).conservation.excluded == {"redacted": 1}
+
+
+def test_a_prompt_that_is_posted_as_ids_in_place_of_text_is_withheld(tmp_path: Path) -> None:
+    said = make.answer(make.assistant("a"), ids=[4])
+    request = make.raw({"model": "m", "prompt": [1]})
+    call = make.call("c", request, said, prompt_ids=[1], dialect="text")
+    assert made(tmp_path, make.episode(), call).conservation.excluded == {"redacted": 1}
+
+
+def test_a_call_that_adds_neither_text_nor_ids_read_what_its_parent_did(tmp_path: Path) -> None:
+    first = make.call("c0", [make.user("go")], make.answer(make.assistant("a"), ids=[4]), prompt_ids=[1])
+    said = make.answer(make.assistant("b"), ids=[7])
+    later = make.call("c1", [], said, parent="c0", delta=True, prompt_ids_delta=[])
+    assert made(tmp_path, make.episode(), first, later).conservation.excluded == {}
+
+
 def test_all_else_in_a_row_is_redacted_too(tmp_path: Path) -> None:
     params = {"temperature": 0.5, "stop": "sk-x"}
     made(tmp_path, *two_turns(params=params), make.agent("main", role="main", model="sk-y"))

@@ -36,6 +36,22 @@ def test_what_a_killed_process_left_is_taken_away_by_the_next_one(tmp_path: Path
     assert (names(tmp_path), names(tmp_path / "out")) == (["out"], ["whole"])
 
 
+def test_a_link_to_a_folder_is_the_folder_that_it_names(tmp_path: Path) -> None:
+    """One disk may be where the command is given, another where there is room."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "here").mkdir()
+    for name, target in {"files": "there", "shards": "empty"}.items():
+        (tmp_path / "here" / name).symlink_to(tmp_path / "disk" / target)
+    (tmp_path / "disk" / "empty").mkdir()
+    with staged_folder(tmp_path / "here" / "files") as folder:
+        assert folder.is_relative_to(tmp_path / "disk")
+        (folder / "whole").write_text("y")
+    export(MemorySource(THREE), "p", tmp_path / "here" / "shards", ONE_EACH)
+    assert names(tmp_path / "disk") == ["empty", "there"]
+    assert names(tmp_path / "here" / "files") == ["whole"]
+    assert "manifest.json" in names(tmp_path / "here" / "shards")
+
+
 def test_an_export_takes_the_place_of_a_conversion_that_was_killed(tmp_path: Path) -> None:
     process = FORK.Process(target=killed_while_writing, args=(tmp_path / "out",))
     process.start()

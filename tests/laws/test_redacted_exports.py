@@ -52,7 +52,9 @@ def test_rules_that_find_nothing_change_nothing(recording: Recording) -> None:
     found = redacted(graph, (Rule(name="n", pattern="never said"),))
     assert replace(found, withheld=frozenset()) == graph
     with_text = {key for key, body in graph.completions.items() if body.message is not None}
-    assert not found.withheld & with_text
+    # What a call reads without a text is withheld, and so is every prompt that begins with it.
+    if all(recording.contexts[call_id] for call_id, ids in recording.prompt_ids.items() if ids):
+        assert not found.withheld & with_text
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])

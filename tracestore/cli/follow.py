@@ -86,6 +86,7 @@ def run_follow(args: argparse.Namespace, spec: Spec) -> Log:
     """Follow until idle, or until the process is ended; what is there then."""
     from tracestore.cli.export import register_made
     from tracestore_exporters.follow import UNSTATED_S, following, looks
+    from tracestore_exporters.inventory import misses
 
     with (
         opened_store(args, create=False) as store,
@@ -107,12 +108,18 @@ def run_follow(args: argparse.Namespace, spec: Spec) -> Log:
         note(f"note: this export is {name}", args=args)
         if follower.log.number:
             register_made(store, noted, args, name=name)
+        told = set[str]()
         for entry in looks(follower, interval_s=args.interval or 1.0, until_idle_s=args.until_idle):
             shards = (*entry.shards, *(one.shard for one in entry.rewritten if one.shard is not None))
             new = {"snapshot": entry.snapshot, "conservation": entry.conservation, "shards": shards}
             noted = noted.model_copy(update=new)
             register_made(store, noted, args, name=name)
             _print_entry(entry, args, name=name)
+            for miss in misses(follower.there, spec):
+                what, _, _ = miss.partition(";")  # then follows what there is, which grows
+                if what not in told:
+                    note(f"note: so far {miss}", args=args)
+                told.add(what)
         return follower.log
 
 
