@@ -59,6 +59,7 @@ SURFACE = {
         *("--reward-term", "--epochs", "--groups-per-step", "--refill", "--replacement", "--max-reuse"),
         *("--follow", "--idle", "--policy-version", "--max-staleness", "--schedule", "--warmup"),
         *("--weight-decay", "--grad-clip", "--stop-at-drift", "--checkpoint-every", "--resume"),
+        *("--gradient-checkpointing", "--lora"),
     },
     "verify": {
         *("--blobs", "--db", "--json", "--project", "--state", "--template", "--tokenizer"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from tracestore.errors import TracestoreError
 from tracestore.ids import new_id
 from tracestore.shards.log import GroupName
 from tracestore.shards.read import Export
-from tracestore.train.batches import Batch, Filled, Filling, credited, filled, grow
+from tracestore.train.batches import Batch, Filled, Filling, credit_digest, credited, filled, grow
 from tracestore.train.checkpoint import Checkpoint, save_checkpoint
 from tracestore.train.consumption import Consumed, Sink, consumed
 from tracestore.train.credit import choose
@@ -37,8 +37,10 @@ from tracestore.train.losses import Clip, check_loss
 from tracestore.train.metrics import StepMetrics, advantage_by_cause, metrics_file, staleness
 from tracestore.train.plan import Step, planned
 from tracestore.train.probe import probe
+from tracestore.train.ranks import ALONE, Ranks
 from tracestore.train.recompute import logprobs
 from tracestore.train.schedule import Schedule, scheduler
+from tracestore.train.sharding import full_state, load_full_state
 from tracestore.train.step import apply, gradients
 
 _MAY_CHANGE = ("steps", "checkpoint_every", "micro_batch_tokens", "stop_at_drift")
@@ -89,6 +91,9 @@ class Settings:
     """Tokens of a policy that is more versions behind than this do not train; needs `policy_version`."""
     stop_at_drift: float | None = None
     """Stop when the mean |logprob now - recorded| of a step's tokens exceeds this."""
+    compute_dtype: Literal["bfloat16"] | None = None
+    """Of matrix products, where it is not that of the weights; these, their gradients and the optimizer keep
+    theirs."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; None: at the end only."""
 
@@ -131,11 +136,13 @@ def train(
     sink: Sink | None = None,
     on_step: Callable[[StepMetrics], None] = lambda metrics: None,
     on_tokens: Callable[[int], None] = lambda tokens: None,
+    ranks: Ranks = ALONE,
 ) -> Trained:
     """Trains a causal LM on an export.
 
     Args:
-        model: from `AutoModelForCausalLM`; changed in place, left in eval mode (dropout is never used).
+        model: from `AutoModelForCausalLM`; changed in place, left in eval mode (dropout is never used), and
+            with several ranks in pieces.
         run: name of the run in consumption records; without it, a new id.
         out: folder for `metrics.jsonl` and `checkpoint/`; without it, nothing is written.
         resume: where an earlier run stood; `model` then holds that checkpoint's weights. Steps, losses and
@@ -143,7 +150,9 @@ def train(
             number of threads.
         sink: told after each step what it trained; a step that is made again after a stop is told again, with
             the same ids.
-        on_step, on_tokens: for progress.
+        on_step, on_tokens: for progress; told of every step, and of this rank's tokens.
+        ranks: of processes that all make this call with equal arguments; the first one alone writes files and
+            tells the sink.
 
     Raises:
         UnknownRule, BadOption, UnknownTerm, UnknownLoss, ScheduleWithoutEnd: something in the settings.
@@ -152,13 +161,14 @@ def train(
         NothingToTrain: no graded, trained token in the whole export.
         MissingLogprobs: recorded logprobs are wanted and missing.
         SampleTooLong: a sample does not fit a micro-batch.
+        RanksDisagree: ranks do not see the same groups, or give other credit.
         NonFiniteStep, LogprobDrift: weights are as after the last step; the last checkpoint stays.
     """
     choose(settings.credit)
     check_terms(settings.reward_terms)
     check_loss(settings.loss)
     torch.manual_seed(settings.reading.seed)
-    engine = Engine(model)
+    engine = Engine(model, ranks=ranks, compute_dtype=_dtype(settings))
     probe(engine, seed=settings.reading.seed)
     trainer = _Trainer(engine, export, settings, run=run, resume=resume)
     done: list[StepMetrics] = []
@@ -166,12 +176,12 @@ def train(
     def save() -> Path | None:
         return None if out is None else trainer.save(out, tokenizer_from=tokenizer_from)
 
-    with metrics_file(out, steps_before=trainer.num_steps) as file:
+    with metrics_file(out if ranks.is_first else None, steps_before=trainer.num_steps) as file:
         for batch, step in trainer.steps():
             metrics = trainer.take(batch, step, on_tokens)
             done.append(metrics)
             file.add(metrics)
-            if sink is not None:
+            if sink is not None and ranks.is_first:
                 sink(trainer.consumed(step, metrics.step))
             on_step(metrics)
             if settings.checkpoint_every and trainer.num_steps % settings.checkpoint_every == 0:
@@ -193,6 +203,7 @@ class _Trainer:
         resume: Checkpoint | None,
     ) -> None:
         self.engine = engine
+        self.ranks = engine.ranks
         self.export = export
         self.settings = settings
         self.optimizer = torch.optim.AdamW(
@@ -206,7 +217,7 @@ class _Trainer:
             warmup_steps=settings.warmup_steps,
             steps=settings.steps,
         )
-        self.run = run or new_id()
+        self.run = run or self.ranks.from_first(new_id)
         self.num_steps = 0
         self.place = BEGIN
         self.uses: Counter[GroupName] = Counter()
@@ -228,19 +239,20 @@ class _Trainer:
         self.run, self.num_steps, self.place = state["run"], state["steps"], Place(*state["place"])
         self.uses.update({GroupName(kind, id_): count for kind, id_, count in state["uses"]})
         self.notes.update(state["notes"])
-        self.optimizer.load_state_dict(dict(checkpoint.optimizer["optimizer"]))
+        load_full_state(self.optimizer, checkpoint.optimizer["optimizer"])
         self.scheduler.load_state_dict(checkpoint.optimizer["schedule"])
         self._old = dict(checkpoint.old_logprobs)
 
     def save(self, out: Path, *, tokenizer_from: Path | None) -> Path:
-        """Writes what `_go_on` reads."""
+        """Writes what `_go_on` reads, on whatever number of ranks."""
         return save_checkpoint(
             out,
             model=self.engine.model,
-            optimizer={"optimizer": self.optimizer.state_dict(), "schedule": self.scheduler.state_dict()},
+            optimizer={"optimizer": full_state(self.optimizer), "schedule": self.scheduler.state_dict()},
             state=self._state(),
             old_logprobs=self._old,
             tokenizer_from=tokenizer_from,
+            ranks=self.ranks,
         )
 
     def _state(self) -> dict[str, Any]:
@@ -256,6 +268,7 @@ class _Trainer:
             "notes": dict(+self.notes),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
+            "ranks": self.ranks.size,
         }
 
     def _lasting_settings(self) -> dict[str, Any]:
@@ -282,7 +295,7 @@ class _Trainer:
         loader = Loader(self.export, reading, self.place, Counter(self.uses))
         many = None if reading.follow else self.export.manifest.rows
         nothing = 0
-        with closing(loader.groups()) as groups:
+        with closing(self._agreed(loader)) as groups:
             for some in self._filled(groups, give_up_after=many):
                 batch, step = self._planned(some)
                 self._passed(some)
@@ -299,6 +312,16 @@ class _Trainer:
             raise NothingToTrain(
                 rule=self.settings.credit, notes=dict(+self.notes), hint=self._nothing_hint()
             )
+
+    def _agreed(self, loader: Loader) -> Generator[Group]:
+        """The loader's groups. Of an export that goes on ranks would see other states: the first reads it for
+        all."""
+        if self.ranks.size == 1 or not self.settings.reading.follow:
+            yield from loader.groups()
+            return
+        with closing(loader.groups() if self.ranks.is_first else _no_groups()) as groups:
+            while (group := self.ranks.from_first(lambda: next(groups, None))) is not None:
+                yield group
 
     def _is_done(self) -> bool:
         return self.settings.steps is not None and self.num_steps >= self.settings.steps
@@ -334,7 +357,16 @@ class _Trainer:
         )
         if self.settings.reading.follow or all(group.after.epoch == 0 for group in batch.groups):
             self.notes.update(batch.notes)
-        return batch, planned(batch.work, micro_batch_tokens=self.settings.micro_batch_tokens)
+        step = planned(
+            batch.work, micro_batch_tokens=self.settings.micro_batch_tokens, placing=self.engine.placing
+        )
+        self.ranks.require_same(
+            step=self.num_steps,
+            groups=[group.name.id for group in batch.groups],
+            trained_tokens=step.denominator,
+            credit=credit_digest(batch),
+        )
+        return batch, step
 
     def _context(self) -> Context:
         return Context(step=self.num_steps, reward_terms=self.settings.reward_terms)
@@ -408,6 +440,14 @@ class _Trainer:
     def _recomputed(self, grown: Forest) -> np.ndarray:
         micro_batch_tokens = self.settings.micro_batch_tokens
         return logprobs(self.engine, grown, trainable_targets(grown), micro_batch_tokens=micro_batch_tokens)
+
+
+def _no_groups() -> Generator[Group]:
+    yield from ()
+
+
+def _dtype(settings: Settings) -> torch.dtype | None:
+    return None if settings.compute_dtype is None else getattr(torch, settings.compute_dtype)
 
 
 def _key(grown: Forest) -> str:

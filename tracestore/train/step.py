@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from tracestore.train.engine import Engine
 from tracestore.train.forest import Pack
 from tracestore.train.losses import LOSSES, Clip
 from tracestore.train.plan import Step
+from tracestore.train.sharding import full
 
 
 class NonFiniteStep(TracestoreError):
@@ -47,7 +48,9 @@ def gradients(
     clip: Clip,
     on_micro_batch: Callable[[int], None] = lambda tokens: None,
 ) -> StepStats:
-    """Adds the gradients of a step to the model's, summed, never averaged over micro-batches.
+    """Adds the gradients of a step to the model's, summed, never averaged over micro-batches or ranks.
+
+    Each rank computes its own micro-batches; what is returned, or raised, is of all of them.
 
     Args:
         on_micro_batch: told the tokens of each micro-batch when it is done.
@@ -57,20 +60,25 @@ def gradients(
     """
     token_loss = LOSSES[loss]
     seen = _Seen()
-    for units in step.micro_batches:
+    for units in step.by_rank[engine.ranks.rank]:
         for pack, logprob_N in engine.passes(units):
+            if not pack.units:
+                (logprob_N.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+                continue
             result = token_loss(logprob_N, pack, clip=clip)
             part = result.loss_N.sum() / step.denominator
             seen.add(pack, logprob_N.detach(), float(part.detach()), result.ratio_N, result.is_clipped_N)
-            if not math.isfinite(seen.loss):
-                raise NonFiniteStep(
-                    loss=seen.loss,
-                    max_logprob_diff=seen.max_logprob_diff,
-                    hint="is this the model that sampled the tokens? see max_logprob_diff",
-                )
             part.backward()  # type: ignore[no-untyped-call]
         on_micro_batch(sum(one.num_tokens for one in units))
-    return seen.stats()
+    of_all = _Seen.joined(engine.ranks.gathered(seen))
+    # Only now: a rank that stopped on its own would leave the others waiting for its part of a layer.
+    if not math.isfinite(of_all.loss):
+        raise NonFiniteStep(
+            loss=of_all.loss,
+            max_logprob_diff=of_all.max_logprob_diff,
+            hint="is this the model that sampled the tokens? see max_logprob_diff",
+        )
+    return of_all.stats()
 
 
 def apply(engine: Engine, optimizer: torch.optim.Optimizer, *, grad_clip: float | None) -> float:
@@ -92,7 +100,7 @@ def apply(engine: Engine, optimizer: torch.optim.Optimizer, *, grad_clip: float 
 def grad_norm(model: Any) -> float:
     """Euclidean norm of the gradient over all parameters; 0 for a model without one."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    return float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+    return float(full(torch.nn.utils.get_total_norm(grads))) if grads else 0.0
 
 
 class _Seen:
@@ -121,6 +129,23 @@ class _Seen:
             self.max_logprob_diff = _larger(self.max_logprob_diff, float(diff_N.max()))
             self.compared += len(diff_N)
             self.diff_sum += float(diff_N.sum())
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Seen]) -> _Seen:
+        """What all of them saw together."""
+        whole = cls()
+        for part in parts:
+            whole.loss += part.loss
+            whole.targets += part.targets
+            whole.clipped += part.clipped
+            whole.ratio_sum += part.ratio_sum
+            whole.compared += part.compared
+            whole.diff_sum += part.diff_sum
+            if part.ratio_max is not None:
+                whole.ratio_max = _larger(whole.ratio_max, part.ratio_max)
+            if part.max_logprob_diff is not None:
+                whole.max_logprob_diff = _larger(whole.max_logprob_diff, part.max_logprob_diff)
+        return whole
 
     def stats(self) -> StepStats:
         some = self.targets > 0
