@@ -164,7 +164,7 @@ def _read_without_text(call: Call) -> bool:
 
 
 def _has_text(message: Raw | None) -> bool:
-    return message is not None and b'"' in message
+    return message is not None and b'"' in bytes(message)
 
 
 def _and_what_repeats_it(graph: Graph, spelled: dict[str, frozenset[int]]) -> dict[str, frozenset[int]]:

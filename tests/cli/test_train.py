@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from tests.train.exports import export_of
 from tests.train.models import tiny
@@ -240,3 +243,45 @@ def test_a_critic_is_told_by_flags_and_gone_on_with(
     second = json.loads(capsys.readouterr().out.splitlines()[0])
     assert second["value_loss"] < first["value_loss"]
     assert second["loss"] is not None
+
+
+def test_adapters_in_bfloat16_with_layers_computed_again_are_gone_on_with(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    export, model = folders
+    words = (export, "--model", model, "--credit", "rloo", "--out", tmp_path / "out", "--steps")
+    lean = ("--lora", "2", "--dtype", "bfloat16", "--gradient-checkpointing")
+    assert run(*words, "2", *lean) == 0
+    with pytest.raises(UsageError, match="--lora"):
+        run(*words, "3", "--resume", "--dtype", "bfloat16")
+    assert run(*words, "3", *lean, "--resume") == 0
+    weights = load_file(tmp_path / "out" / "checkpoint" / "adapter_model.safetensors")
+    assert {str(value.dtype) for value in weights.values()} == {"torch.float32"}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_torchrun_trains_what_one_process_trains_and_its_first_rank_alone_speaks(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    export, model = folders
+    words = ["train", str(export), "--model", str(model), "--credit", "rloo", "--steps", "2", "--json"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    spoken = [
+        subprocess.run(
+            [*start, "-m", "tracestore.cli.main", *words, "--out", str(tmp_path / name)],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=True,
+        ).stdout
+        for name, start in (("one", [sys.executable]), ("two", torchrun))
+    ]
+    one, two = ([json.loads(line) for line in out.splitlines()] for out in spoken)
+    assert len(one) == len(two) == 3
+    assert two[-1]["losses"] == pytest.approx(one[-1]["losses"], rel=1e-4, abs=1e-6)
+    assert two[-1]["grad_norms"] == pytest.approx(one[-1]["grad_norms"], rel=1e-4)
+    weights = [load_file(tmp_path / name / "checkpoint" / "model.safetensors") for name in ("one", "two")]
+    assert weights[0].keys() == weights[1].keys()
+    for name, value in weights[0].items():
+        assert weights[1][name] == pytest.approx(value, abs=1e-5), name

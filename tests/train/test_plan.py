@@ -5,7 +5,7 @@ import pytest
 
 from tests.train.rows import random_row, row
 from tracestore.train.forest import Forest, Unit, forest, trainable_targets, unit
-from tracestore.train.plan import SampleTooLong, chains, planned, step, units
+from tracestore.train.plan import Cost, Placing, SampleTooLong, chains, planned, spread, step, units
 
 
 def grown(*, leaves: int, prefix: int = 6, branch: int = 4) -> Forest:
@@ -129,3 +129,46 @@ def test_forests_without_targets_take_no_part() -> None:
     tree = grown(leaves=2)
     nothing = trainable_targets(tree).where(np.zeros(8, dtype=bool))
     assert planned([(tree, nothing)], micro_batch_tokens=100).micro_batches == ()
+
+
+def test_a_unit_costs_its_tokens_what_stands_before_each_of_them_and_its_logits() -> None:
+    tree = grown(leaves=2, prefix=3, branch=3)  # computed: 3 and two branches of 2
+    [one] = units(tree, trainable_targets(tree), max_tokens=100)
+    # pairs: 1 + 2 + 3 in the prefix, 4 + 5 in each branch; 3 targets in each branch
+    assert Cost(pair=0.01, logit=0.5)(one) == pytest.approx(7 + 0.01 * (6 + 2 * 9) + 0.5 * 6)
+
+
+def test_the_dearest_units_go_first_each_to_the_rank_with_least_to_do() -> None:
+    trees = [grown(leaves=1, prefix=n, branch=2) for n in (2, 6, 3, 4, 5)]
+    cut = [one for tree in trees for one in units(tree, trainable_targets(tree), max_tokens=100)]
+    assert [one.num_tokens for one in cut] == [3, 7, 4, 5, 6]
+    shares = spread(cut, Placing(ranks=2))
+    # 7 | 6, then 5 to the 6, 4 to the 7, 3 to either (11 | 11)
+    assert [[one.num_tokens for one in share] for share in shares] == [[3, 7, 4], [5, 6]]
+
+
+def test_one_tree_is_cut_so_that_every_rank_has_some_of_it_and_pays_the_prefix_again() -> None:
+    tree = grown(leaves=8, prefix=6, branch=9)
+    work = [(tree, trainable_targets(tree))]
+    for ranks in (2, 3, 4):
+        plan = planned(work, micro_batch_tokens=1_000, placing=Placing(ranks=ranks))
+        assert all(any(batches) for batches in plan.by_rank)
+        assert plan.num_tokens <= 8 * 8 + 6 * 4 * ranks
+
+
+def test_ranks_have_equally_many_passes_and_every_target_once() -> None:
+    for seed in range(30):
+        tree = forest(random_row(seed, vocab=50))
+        targets = trainable_targets(tree)
+        longest = int(tree.position_T.max()) + 1
+        for ranks in (2, 3, 5):
+            for passes in (Placing().passes, lambda some: [(c,) for one in some for c in chains(one)]):
+                plan = planned(
+                    [(tree, targets)], micro_batch_tokens=longest, placing=Placing(ranks=ranks, passes=passes)
+                )
+                assert len(plan.by_rank) == ranks
+                assert len(set(map(len, plan.by_rank))) == 1
+                parts = [one for batch in plan.micro_batches for one in batch]
+                assert tokens_of(parts) == targets.token_N.tolist()
+                assert plan.denominator == len(targets)
+                assert plan.num_tokens == sum(one.num_tokens for one in parts)

@@ -29,6 +29,7 @@ from tracestore.errors import TracestoreError
 
 if TYPE_CHECKING:
     from tracestore.store.store import Store
+    from tracestore.train.checkpoint import Checkpoint
     from tracestore.train.consumption import Consumed
     from tracestore.train.loop import Settings, Trained
     from tracestore.train.losses.base import Objective
@@ -92,9 +93,7 @@ def add_parser(subparsers: Subparsers) -> None:
         default=8_192,
         help="tokens of one forward pass; bounds memory, changes no gradient (default: 8192)",
     )
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help="of weights and optimizer (default: float32)"
-    )
+    _add_memory(parser)
     parser.add_argument(
         "--run", metavar="NAME", help="name of the run in consumption records (default: a new id)"
     )
@@ -216,6 +215,27 @@ def _add_critic(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_memory(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("precision and memory")
+    group.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="of the computation; with bfloat16, weights and optimizer stay float32 (default: float32)",
+    )
+    group.add_argument(
+        "--gradient-checkpointing",
+        action="store_true",
+        help="compute each layer again in the backward pass instead of keeping what it computed",
+    )
+    group.add_argument(
+        "--lora",
+        metavar="RANK",
+        type=whole_number(least=1),
+        help="train adapters of this rank through peft, nothing else of the model",
+    )
+
+
 def _add_reading(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("which groups a step trains")
     group.add_argument(
@@ -329,25 +349,32 @@ def run(args: argparse.Namespace) -> int:
         from tracestore.train.checkpoint import CRITIC_FOLDER, checkpoint_in
         from tracestore.train.loop import train
         from tracestore.train.model import library_bars, load_model
+        from tracestore.train.ranks import ranks_of_environment
     settings = _settings(args)
     resume = checkpoint_in(args.out) if args.resume else None
-    model_folder = args.model if resume is None else resume.folder
-    if args.out is None:
-        note("no --out: the trained weights are not kept", args=args)
+    model_folder = args.model if resume is None or args.lora else resume.folder
     with ExitStack() as stack:
-        store = stack.enter_context(opened_store(args, create=False)) if args.db else None
+        ranks = stack.enter_context(ranks_of_environment())
+        if args.out is None and ranks.is_first:
+            note("no --out: the trained weights are not kept", args=args)
+        records = args.db and ranks.is_first
+        store = stack.enter_context(opened_store(args, create=False)) if records else None
         recorder = None if store is None else _Recorder(store, export.manifest.project)
-        stack.enter_context(library_bars(shown=not args.json and sys.stderr.isatty()))
-        model = load_model(model_folder, dtype=args.dtype)
-        reference = None if args.reference is None else load_model(args.reference, dtype=args.dtype)
+        is_shown = ranks.is_first and not args.json and sys.stderr.isatty()
+        stack.enter_context(library_bars(shown=is_shown))
+        model = _model(args, model_folder, resume)
+        reference = None if args.reference is None else load_model(args.reference, dtype=_weights(args))
         critic = None
         if args.critic not in (None, "head"):
             folder = Path(args.critic) if resume is None else resume.folder / CRITIC_FOLDER
-            critic = load_model(folder, dtype=args.dtype)
-        advance = stack.enter_context(progress("train", args=args, total=args.steps))
+            critic = load_model(folder, dtype=_weights(args))
+        advance = stack.enter_context(progress("train", args=args, total=args.steps)) if is_shown else None
 
         def on_step(metrics: StepMetrics) -> None:
-            advance(1)
+            if advance is not None:
+                advance(1)
+            if not ranks.is_first:
+                return
             if args.json:
                 print_json_line(asdict(metrics))
             else:
@@ -365,7 +392,10 @@ def run(args: argparse.Namespace) -> int:
             critic=critic,
             sink=recorder,
             on_step=on_step,
+            ranks=ranks,
         )
+    if not ranks.is_first:
+        return 0
     facts = _facts(trained, manifest_hash=export.manifest.manifest_hash)
     if recorder is not None:
         facts["consumption_records"] = recorder.stored
@@ -374,7 +404,33 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _model(args: argparse.Namespace, folder: Path, resume: Checkpoint | None) -> Any:
+    """What is trained, from where a run begins or goes on."""
+    from tracestore.train.lora import add_lora, is_lora, load_lora
+    from tracestore.train.model import best_device, compute_layers_again, load_model
+
+    if resume is not None and is_lora(resume.folder) != (args.lora is not None):
+        raise UsageError(checkpoint=str(resume.folder), hint="begin and go on with the same --lora")
+    model = load_model(folder, dtype=_weights(args))
+    if args.lora:
+        with extra("train"):
+            if resume is None:
+                add_lora(model, rank=args.lora, base=str(args.model))
+            else:
+                load_lora(model, resume.folder)
+    if args.gradient_checkpointing:
+        compute_layers_again(model)
+    return model.to(best_device())
+
+
+def _weights(args: argparse.Namespace) -> str:
+    """Of weights and optimizer: steps at usual rates are smaller than bfloat16 can say."""
+    return "float32" if args.dtype == "bfloat16" else str(args.dtype)
+
+
 def _check(args: argparse.Namespace) -> None:
+    if args.lora and args.model is None:
+        raise UsageError(hint="--lora needs --model: the checkpoint holds the adapters alone")
     if args.model is None and not args.resume:
         raise UsageError(hint="--model names a folder with config.json and weights")
     if args.model is not None and not args.model.is_dir():
@@ -382,6 +438,12 @@ def _check(args: argparse.Namespace) -> None:
     for name, needs in (("resume", "out"), ("checkpoint_every", "out"), ("max_staleness", "policy_version")):
         if getattr(args, name) not in (None, False) and getattr(args, needs) is None:
             raise UsageError(hint=f"--{name.replace('_', '-')} needs --{needs.replace('_', '-')}")
+    _check_loss(args)
+    if args.idle is not None and not args.follow:
+        raise UsageError(hint="--idle goes with --follow")
+
+
+def _check_loss(args: argparse.Namespace) -> None:
     if args.reference is not None and not args.reference.is_dir():
         raise UsageError(reference=str(args.reference), hint="--reference names a folder like --model")
     if args.reference is not None and args.kl_weight is None and args.loss != "dpo":
@@ -394,8 +456,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(hint="--denominator constant and --denominator-length N go together")
     if args.label_smoothing is not None and args.label_smoothing >= 0.5:
         raise UsageError(label_smoothing=args.label_smoothing, hint="at .5 a preference says nothing")
-    if args.idle is not None and not args.follow:
-        raise UsageError(hint="--idle goes with --follow")
 
 
 def _settings(args: argparse.Namespace) -> Settings:
@@ -447,6 +507,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         policy_version=args.policy_version,
         max_staleness=args.max_staleness,
         stop_at_drift=args.stop_at_drift,
+        compute_dtype="bfloat16" if args.dtype == "bfloat16" else None,
         checkpoint_every=args.checkpoint_every,
     )
 

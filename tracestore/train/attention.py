@@ -15,7 +15,7 @@ log-sum-exp: Dao, FlashAttention-2 (arXiv 2307.08691), section 3.1.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -220,14 +220,20 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 class _Active:
     plan: TreePlan
     layers: int = 0
+    window: int | None = None
+    """The narrowest sliding window that a layer has."""
+
+    def sees(self, window: int | None) -> None:
+        if window is not None:
+            self.window = window if self.window is None else min(window, self.window)
 
 
 _ACTIVE: ContextVar[_Active | None] = ContextVar("tracestore_tree_plan", default=None)
 
 
 @contextmanager
-def attending(plan: TreePlan) -> Iterator[None]:
-    """Inside, a model whose attention is `NAME` computes this plan.
+def attending(plan: TreePlan) -> Iterator[_Active]:
+    """Inside, a model whose attention is `NAME` computes this plan; tells what was met on the way.
 
     Raises:
         TreeUnsupported: on leaving, when no attention layer asked for the plan: the model brings its own
@@ -236,11 +242,26 @@ def attending(plan: TreePlan) -> Iterator[None]:
     active = _Active(plan)
     token = _ACTIVE.set(active)
     try:
-        yield
+        yield active
     finally:
         _ACTIVE.reset(token)
     if not active.layers:
         raise TreeUnsupported(reason="no layer of the model calls transformers' AttentionInterface")
+
+
+def again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts for `torch.utils.checkpoint`: a layer that the backward pass computes again attends to its
+    first plan, on whichever thread that is."""
+    return nullcontext(), _resumed(_ACTIVE.get())
+
+
+@contextmanager
+def _resumed(active: _Active | None) -> Iterator[None]:
+    token = _ACTIVE.set(active)
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
 
 
 def _attention_forward(
@@ -261,6 +282,7 @@ def _attention_forward(
     if problem:
         raise TreeUnsupported(layer=type(module).__name__, reason=problem)
     active.layers += 1
+    active.sees(features.get("sliding_window"))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out_BHTD = tree_attention(query, key, value, plan=active.plan, scaling=scale)
     return out_BHTD.transpose(1, 2).contiguous(), None
@@ -302,6 +324,8 @@ def _no_mask(*, local_size: int | None = None, use_vmap: bool = False, **_: Any)
     active = _ACTIVE.get()
     if use_vmap:
         raise TreeUnsupported(reason="a mask function of the model's own")
+    if active is not None:
+        active.sees(local_size)
     if active is not None and local_size is not None and local_size < active.plan.longest_path:
         longest = active.plan.longest_path
         raise TreeUnsupported(

@@ -8,6 +8,7 @@ in two; micro-batches, not steps, are what bounds memory.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -304,3 +305,15 @@ def _notes(row: Row, given: Advantages, targets: int) -> Counter[str]:
     notes["trained_tokens_without_advantage"] += row.num_trained - targets
     notes["rows_without_targets"] += targets == 0
     return notes
+
+
+def credit_digest(batch: Batch) -> str:
+    """Equal for batches that train the same tokens with the same advantages, to six digits: machines of
+    another kind round the last ones in another way."""
+    digest = hashlib.sha256()
+    for grown, targets in batch.work:
+        digest.update(f"{grown.shard}:{grown.row.group_id}:{grown.row.part}".encode())
+        digest.update(targets.token_N.tobytes())
+        sums = (targets.plus_N.sum(), targets.minus_N.sum())
+        digest.update(" ".join(f"{total:.6g}" for total in sums).encode())
+    return digest.hexdigest()[:16]

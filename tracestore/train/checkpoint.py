@@ -21,6 +21,9 @@ from safetensors.numpy import load_file, save_file
 
 from tracestore.errors import TracestoreError
 from tracestore.shards.durable import fsync_folder
+from tracestore.train.lora import has_lora, save_lora
+from tracestore.train.ranks import ALONE, Ranks
+from tracestore.train.sharding import full_parameters
 
 CHECKPOINT_FOLDER = "checkpoint"
 CRITIC_FOLDER = "critic"
@@ -80,8 +83,11 @@ def save_checkpoint(
     critic: Any = None,
     old_logprobs: Mapping[str, np.ndarray] | None = None,
     tokenizer_from: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> Path:
     """Weights as safetensors, optimizer state, `state` as JSON; an older checkpoint there is replaced.
+
+    Of a model with adapters, these are the weights.
 
     A run that is killed at any moment leaves the older one or this one, never a part.
 
@@ -89,12 +95,42 @@ def save_checkpoint(
         optimizer: what is to be stored of optimizer and schedule, for `torch.save`.
         critic: a second model, in a folder of its own inside; None: there is none.
         tokenizer_from: folder whose tokenizer files are copied, so that the checkpoint can be served.
+        ranks: that hold the model in pieces; all of them call, the first one writes.
     """
-    folder = out / CHECKPOINT_FOLDER
+    whole = ranks.size == 1 and not has_lora(model)
+    weights = None if whole else full_parameters(model, keep=ranks.is_first, trained_only=has_lora(model))
+    if ranks.is_first:
+        _write(
+            out / CHECKPOINT_FOLDER,
+            model=model,
+            weights=weights,
+            optimizer=optimizer,
+            state=state,
+            critic=critic,
+            old_logprobs=old_logprobs,
+            tokenizer_from=tokenizer_from,
+        )
+    return ranks.from_first(lambda: out / CHECKPOINT_FOLDER)
+
+
+def _write(
+    folder: Path,
+    *,
+    model: Any,
+    weights: Mapping[str, torch.Tensor] | None,
+    optimizer: Mapping[str, Any],
+    state: Mapping[str, Any],
+    critic: Any,
+    old_logprobs: Mapping[str, np.ndarray] | None,
+    tokenizer_from: Path | None,
+) -> None:
     partial, old = _partial(folder), _old(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    model.save_pretrained(partial, safe_serialization=True)
+    if has_lora(model):
+        save_lora(model, partial, weights or {})
+    else:
+        model.save_pretrained(partial, safe_serialization=True, state_dict=weights)
     if critic is not None:
         critic.save_pretrained(partial / CRITIC_FOLDER, safe_serialization=True)
         _sync(partial / CRITIC_FOLDER)
@@ -111,9 +147,8 @@ def save_checkpoint(
         shutil.rmtree(old, ignore_errors=True)
         os.replace(folder, old)
     os.replace(partial, folder)
-    fsync_folder(out)
+    fsync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-    return folder
 
 
 def checkpoint_in(out: Path) -> Checkpoint:

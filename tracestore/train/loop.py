@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,17 @@ from tracestore.errors import TracestoreError
 from tracestore.ids import new_id
 from tracestore.shards.log import GroupName
 from tracestore.shards.read import Export
-from tracestore.train.batches import Batch, Filled, Filling, credited, filled, grow, paired, supervised
+from tracestore.train.batches import (
+    Batch,
+    Filled,
+    Filling,
+    credit_digest,
+    credited,
+    filled,
+    grow,
+    paired,
+    supervised,
+)
 from tracestore.train.checkpoint import Checkpoint, save_checkpoint
 from tracestore.train.consumption import Consumed, Sink, consumed
 from tracestore.train.couple import OtherVocabulary, ready
@@ -42,8 +52,10 @@ from tracestore.train.losses.denominators import Denominator
 from tracestore.train.metrics import StepMetrics, advantage_by_cause, metrics_file, staleness
 from tracestore.train.plan import Step, planned
 from tracestore.train.probe import probe
+from tracestore.train.ranks import ALONE, Ranks
 from tracestore.train.recompute import logprobs
 from tracestore.train.schedule import Schedule, scheduler
+from tracestore.train.sharding import full_state, load_full_state
 from tracestore.train.step import NOTHING_SEEN, apply, gradients
 
 _MAY_CHANGE = ("steps", "checkpoint_every", "micro_batch_tokens", "stop_at_drift")
@@ -99,6 +111,9 @@ class Settings:
     """Tokens of a policy that is more versions behind than this do not train; needs `policy_version`."""
     stop_at_drift: float | None = None
     """Stop when the mean |logprob now - recorded| of a step's tokens exceeds this."""
+    compute_dtype: Literal["bfloat16"] | None = None
+    """Of matrix products, where it is not that of the weights; these, their gradients and the optimizer keep
+    theirs."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; None: at the end only."""
 
@@ -149,11 +164,13 @@ def train(
     sink: Sink | None = None,
     on_step: Callable[[StepMetrics], None] = lambda metrics: None,
     on_tokens: Callable[[int], None] = lambda tokens: None,
+    ranks: Ranks = ALONE,
 ) -> Trained:
     """Trains a causal LM on an export.
 
     Args:
-        model: from `AutoModelForCausalLM`; changed in place, left in eval mode (dropout is never used).
+        model: from `AutoModelForCausalLM`; changed in place, left in eval mode (dropout is never used), and
+            with several ranks in pieces.
         run: name of the run in consumption records; without it, a new id.
         out: folder for `metrics.jsonl` and `checkpoint/`; without it, nothing is written.
         resume: where an earlier run stood; `model` then holds that checkpoint's weights. Steps, losses and
@@ -164,7 +181,9 @@ def train(
             `critic` folder); None: the head reads the policy's own hidden states and leaves them alone.
         sink: told after each step what it trained; a step that is made again after a stop is told again, with
             the same ids.
-        on_step, on_tokens: for progress.
+        on_step, on_tokens: for progress; told of every step, and of this rank's tokens.
+        ranks: of processes that all make this call with equal arguments; the first one alone writes files and
+            tells the sink.
 
     Raises:
         UnknownRule, BadOption, UnknownTerm, UnknownLoss, UnsuitableLoss,
@@ -175,13 +194,19 @@ def train(
         NothingToTrain: no graded, trained token in the whole export.
         MissingLogprobs: recorded logprobs are wanted and missing.
         SampleTooLong: a sample does not fit a micro-batch.
+        RanksDisagree: ranks do not see the same groups, or give other credit.
         NonFiniteStep, LogprobDrift: weights are as after the last step; the last checkpoint stays.
     """
     choose(settings.credit)
     check_terms(settings.reward_terms)
-    check_settings(settings, objective=export.manifest.spec.get("objective"), reference=reference)
+    check_settings(
+        settings,
+        objective=export.manifest.spec.get("objective"),
+        reference=reference,
+        ranks=ranks.size,
+    )
     torch.manual_seed(settings.reading.seed)
-    engine = Engine(model)
+    engine = Engine(model, ranks=ranks, compute_dtype=_dtype(settings))
     probe(engine, seed=settings.reading.seed)
     trainer = _Trainer(
         engine,
@@ -197,13 +222,13 @@ def train(
     def save() -> Path | None:
         return None if out is None else trainer.save(out, tokenizer_from=tokenizer_from)
 
-    with metrics_file(out, steps_before=trainer.num_steps) as file:
+    with metrics_file(out if ranks.is_first else None, steps_before=trainer.num_steps) as file:
         for batch, step in trainer.steps():
             trains_policy = trainer.trains_policy
             metrics = trainer.take(batch, step, on_tokens)
             done.append(metrics)
             file.add(metrics)
-            if sink is not None and trains_policy:
+            if sink is not None and trains_policy and ranks.is_first:
                 sink(trainer.consumed(step, metrics.step))
             on_step(metrics)
             if settings.checkpoint_every and trainer.num_steps % settings.checkpoint_every == 0:
@@ -212,11 +237,12 @@ def train(
     return Trained(trainer.run, tuple(done), dict(+trainer.notes), dict(engine.reasons), checkpoint)
 
 
-def check_settings(settings: Settings, *, objective: str | None, reference: Any) -> None:
+def check_settings(settings: Settings, *, objective: str | None, reference: Any, ranks: int = 1) -> None:
     """Whether the loss can be computed as the settings say.
 
     Args:
         objective: of the export, where it is known.
+        ranks: processes that share the run.
 
     Raises:
         UnknownLoss, MissingReference, UnsuitableLoss.
@@ -243,6 +269,10 @@ def check_settings(settings: Settings, *, objective: str | None, reference: Any)
             refuse("this loss has no importance ratio: leave out --importance-cap")
     if settings.critic is not None:
         _check_critic(settings, refuse)
+    if ranks > 1 and (loss in ("gspo", "dpo") or wanted.needs_reference or settings.critic is not None):
+        refuse(
+            "gspo, dpo, a reference and a critic are computed by one process: leave out torchrun", ranks=ranks
+        )
     if loss == "dpo" and settings.denominator.kind != "token":
         refuse("dpo divides by its pairs: leave out --denominator", denominator=settings.denominator.kind)
     fits = {"sft": ("sft", None), "dpo": ("preference", "rl", None)}
@@ -299,6 +329,7 @@ class _Trainer:
         reference: Engine | None,
     ) -> None:
         self.engine = engine
+        self.ranks = engine.ranks
         self.reference = reference
         self.critic = None if settings.critic is None else _critic(engine, critic, settings)
         self.export = export
@@ -314,7 +345,7 @@ class _Trainer:
             warmup_steps=settings.warmup_steps,
             steps=None if settings.steps is None else max(1, settings.steps - settings.pretrain_steps),
         )
-        self.run = run or new_id()
+        self.run = run or self.ranks.from_first(new_id)
         self.num_steps = 0
         self.place = BEGIN
         self.uses: Counter[GroupName] = Counter()
@@ -336,16 +367,16 @@ class _Trainer:
         self.run, self.num_steps, self.place = state["run"], state["steps"], Place(*state["place"])
         self.uses.update({GroupName(kind, id_): count for kind, id_, count in state["uses"]})
         self.notes.update(state["notes"])
-        self.optimizer.load_state_dict(dict(checkpoint.optimizer["optimizer"]))
+        load_full_state(self.optimizer, checkpoint.optimizer["optimizer"])
         self.scheduler.load_state_dict(checkpoint.optimizer["schedule"])
         self._old = dict(checkpoint.old_logprobs)
         if self.critic is not None:
             self.critic.load(checkpoint.optimizer["critic"])
 
     def save(self, out: Path, *, tokenizer_from: Path | None) -> Path:
-        """Writes what `_go_on` reads."""
+        """Writes what `_go_on` reads, on whatever number of ranks."""
         critic = self.critic
-        optimizer = {"optimizer": self.optimizer.state_dict(), "schedule": self.scheduler.state_dict()}
+        optimizer = {"optimizer": full_state(self.optimizer), "schedule": self.scheduler.state_dict()}
         return save_checkpoint(
             out,
             model=self.engine.model,
@@ -354,6 +385,7 @@ class _Trainer:
             state=self._state(),
             old_logprobs=self._old,
             tokenizer_from=tokenizer_from,
+            ranks=self.ranks,
         )
 
     def _state(self) -> dict[str, Any]:
@@ -369,6 +401,7 @@ class _Trainer:
             "notes": dict(+self.notes),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
+            "ranks": self.ranks.size,
         }
 
     def _lasting_settings(self) -> dict[str, Any]:
@@ -395,7 +428,7 @@ class _Trainer:
         loader = Loader(self.export, reading, self.place, Counter(self.uses))
         many = None if reading.follow else self.export.manifest.rows
         nothing = 0
-        with closing(loader.groups()) as groups:
+        with closing(self._agreed(loader)) as groups:
             for some in self._filled(groups, give_up_after=many):
                 batch, step = self._planned(some)
                 self._passed(some)
@@ -415,6 +448,16 @@ class _Trainer:
                 notes=dict(+self.notes),
                 hint=self._nothing_hint(),
             )
+
+    def _agreed(self, loader: Loader) -> Generator[Group]:
+        """The loader's groups. Of an export that goes on ranks would see other states: the first reads it for
+        all."""
+        if self.ranks.size == 1 or not self.settings.reading.follow:
+            yield from loader.groups()
+            return
+        with closing(loader.groups() if self.ranks.is_first else _no_groups()) as groups:
+            while (group := self.ranks.from_first(lambda: next(groups, None))) is not None:
+                yield group
 
     def _is_done(self) -> bool:
         return self.settings.steps is not None and self.num_steps >= self.settings.steps
@@ -443,8 +486,17 @@ class _Trainer:
         batch = self._batch(some)
         if self.settings.reading.follow or all(group.after.epoch == 0 for group in batch.groups):
             self.notes.update(batch.notes)
-        step = planned(batch.work, micro_batch_tokens=self.settings.micro_batch_tokens)
-        return batch, replace(step, denominator=batch.denominator)
+        step = planned(
+            batch.work, micro_batch_tokens=self.settings.micro_batch_tokens, placing=self.engine.placing
+        )
+        step = replace(step, denominator=batch.denominator)
+        self.ranks.require_same(
+            step=self.num_steps,
+            groups=[group.name.id for group in batch.groups],
+            denominator=step.denominator,
+            credit=credit_digest(batch),
+        )
+        return batch, step
 
     def _batch(self, some: Filled) -> Batch:
         settings, ownership = self.settings, self.export.manifest.ownership
@@ -583,6 +635,14 @@ class _Trainer:
     def _recomputed(self, grown: Forest) -> np.ndarray:
         micro_batch_tokens = self.settings.micro_batch_tokens
         return logprobs(self.engine, grown, trainable_targets(grown), micro_batch_tokens=micro_batch_tokens)
+
+
+def _no_groups() -> Generator[Group]:
+    yield from ()
+
+
+def _dtype(settings: Settings) -> torch.dtype | None:
+    return None if settings.compute_dtype is None else getattr(torch, settings.compute_dtype)
 
 
 def _key(grown: Forest) -> str:

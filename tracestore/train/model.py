@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from tracestore.errors import TracestoreError
+from tracestore.train.attention import again
+from tracestore.train.sharding import layers
 
 
 class ModelNotLoaded(TracestoreError):
@@ -34,6 +38,27 @@ def _switch_bars(*, shown: bool) -> None:
         logging.enable_progress_bar()  # type: ignore[no-untyped-call]
     else:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def compute_layers_again(model: Any) -> None:
+    """Gradient checkpointing: a layer's input alone is kept, the backward pass computes the rest again.
+
+    Costs one more forward pass and changes no gradient. transformers' own switch works in train mode only, in
+    which layers drop out, and recorded tokens were sampled without that.
+    """
+    for layer in layers(model):
+        layer.forward = functools.partial(
+            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False, context_fn=again
+        )
+
+
+def best_device() -> torch.device:
+    """The GPU of this rank where there is one, else the CPU."""
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
 
 
 def load_model(folder: Path, *, dtype: str = "float32") -> Any:

@@ -4,15 +4,21 @@ Credit is given on whole groups before anything is cut here. A micro-batch holds
 distinct tokens. A tree that fits stays whole; a larger one is cut into groups of neighbouring branches, each
 with the prefix it needs computed again, and every target in exactly one of them. The denominator, all targets
 of the step, is settled before the first backward pass: no packing or micro-batch size changes a gradient.
+
+Ranks that train together all make the whole plan. Parts of trees go to ranks by cost, the dearest first, each
+to the rank that has least to do; where one tree is more than a rank's share it is cut finer while that makes
+the slowest rank faster. The weights of a layer are gathered by all ranks at once, so each has as many forward
+passes as the others: those with fewer micro-batches get empty ones.
 """
 
 # N targets, S segments of a row
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,33 +30,105 @@ class SampleTooLong(TracestoreError):
     """One sample alone has more tokens than a micro-batch may hold."""
 
 
+MicroBatch: TypeAlias = tuple[Unit, ...]
+"""What one forward pass computes; empty: a pass that adds nothing, made because other ranks make one."""
+
+
 @dataclass(frozen=True)
 class Step:
     """The work of one optimizer step; no micro-batches where there is nothing to train."""
 
-    micro_batches: tuple[tuple[Unit, ...], ...]
+    by_rank: tuple[tuple[MicroBatch, ...], ...]
+    """The micro-batches of each rank, equally many."""
     denominator: int
-    """What its losses are divided by: trained tokens, zero-advantage ones too, unless it is set otherwise."""
+    """What its losses are divided by: trained tokens of all ranks, zero-advantage ones too, unless it is set
+    otherwise."""
     num_tokens: int
-    """Tokens computed; a prefix that a cut repeats counts each time."""
+    """Tokens computed on all ranks; a prefix that a cut repeats counts each time."""
+
+    @property
+    def micro_batches(self) -> tuple[MicroBatch, ...]:
+        """Those of all ranks that hold something."""
+        return tuple(batch for batches in self.by_rank for batch in batches if batch)
 
 
-def planned(work: Iterable[tuple[Forest, Targets]], *, micro_batch_tokens: int) -> Step:
+@dataclass(frozen=True)
+class Cost:
+    """What a unit costs, in tokens that go through the layers' weights.
+
+    cost = tokens + pair * (query, key) pairs on the tree + logit * targets
+
+    The weights cost each token alike; attention costs a token as much as stands before it on its path; the
+    output layer is computed where a target follows. Forward and backward pass keep these proportions.
+
+    Example: pair .01; 3 tokens and two branches of 2 -> 7 + .01 * (6 + 2 * (3 * 2 + 3)) = 7.24
+    """
+
+    pair: float = 0.0
+    """Of one query and one key against one token through the weights."""
+    logit: float = 0.0
+    """Of the logits of one position."""
+
+    def __call__(self, one: Unit) -> float:
+        before_U = one.forest.position_T[one.forest.row.segments.start[one.segment_U]]
+        pairs = float((one.length_U * (before_U + (one.length_U + 1) / 2)).sum())
+        return one.num_tokens + self.pair * pairs + self.logit * len(one.targets)
+
+
+def _one_pass(units: Sequence[Unit]) -> list[MicroBatch]:
+    return [tuple(units)]
+
+
+@dataclass(frozen=True)
+class Placing:
+    """The ranks that share a step."""
+
+    ranks: int = 1
+    cost: Cost = Cost()
+    passes: Callable[[Sequence[Unit]], list[MicroBatch]] = _one_pass
+    """The forward passes that a micro-batch takes; every rank must be able to tell those of the others."""
+
+
+HERE = Placing()
+"""One process does it all."""
+_EVEN = 1.05
+"""A slowest rank that has this much more to do than its share is no reason to cut finer."""
+
+
+def planned(
+    work: Iterable[tuple[Forest, Targets]], *, micro_batch_tokens: int, placing: Placing = HERE
+) -> Step:
     """The step that trains these targets. Forests without targets take no part.
 
     Raises:
         SampleTooLong: a path longer than a micro-batch.
     """
-    found = (units(forest, targets, max_tokens=micro_batch_tokens) for forest, targets in work)
-    return step(itertools.chain.from_iterable(found), micro_batch_tokens=micro_batch_tokens)
+    work = list(work)
+
+    def cut(max_tokens: int) -> list[Unit]:
+        return [one for forest, targets in work for one in units(forest, targets, max_tokens=max_tokens)]
+
+    if placing.ranks == 1:
+        return step(cut(micro_batch_tokens), micro_batch_tokens=micro_batch_tokens)
+    return _step(
+        [
+            [batch for one in packed(share, micro_batch_tokens) for batch in placing.passes(one)]
+            for share in _shares(cut, micro_batch_tokens, placing)
+        ]
+    )
 
 
 def step(units: Iterable[Unit], *, micro_batch_tokens: int) -> Step:
-    """Units of one step, cut to fit a micro-batch, each part put into the first one with room for it.
+    """Units of one step in one process, cut to fit a micro-batch.
 
     Raises:
         SampleTooLong: a path longer than a micro-batch.
     """
+    return _step([packed(units, micro_batch_tokens)])
+
+
+def packed(units: Iterable[Unit], micro_batch_tokens: int) -> list[MicroBatch]:
+    """Micro-batches of units, each unit cut to fit, each part put into the first one with room for it."""
     batches: list[list[Unit]] = []
     room: list[int] = []
     for whole in units:
@@ -63,11 +141,52 @@ def step(units: Iterable[Unit], *, micro_batch_tokens: int) -> Step:
                 room.append(micro_batch_tokens)
             batches[place].append(one)
             room[place] -= size
+    return [tuple(batch) for batch in batches]
+
+
+def _step(by_rank: Sequence[Sequence[MicroBatch]]) -> Step:
+    most = max(map(len, by_rank))
+    parts = [one for batches in by_rank for batch in batches for one in batch]
     return Step(
-        micro_batches=tuple(map(tuple, batches)),
-        denominator=sum(len(one.targets) for batch in batches for one in batch),
-        num_tokens=sum(one.num_tokens for batch in batches for one in batch),
+        by_rank=tuple((*batches, *[()] * (most - len(batches))) for batches in by_rank),
+        denominator=sum(len(one.targets) for one in parts),
+        num_tokens=sum(one.num_tokens for one in parts),
     )
+
+
+def _shares(cut: Callable[[int], list[Unit]], max_tokens: int, placing: Placing) -> list[list[Unit]]:
+    """The units of each rank, cut to half as many tokens, and half again, while one has too much to do."""
+    best = spread(cut(max_tokens), placing)
+    slowest = _slowest(best, placing.cost)
+    even = sum(placing.cost(one) for share in best for one in share) / placing.ranks
+    while slowest > _EVEN * even and max_tokens > 1:
+        max_tokens //= 2
+        try:
+            found = spread(cut(max_tokens), placing)
+        except SampleTooLong:  # one path is the least that a unit can be
+            break
+        if _slowest(found, placing.cost) < slowest:
+            best, slowest = found, _slowest(found, placing.cost)
+    return best
+
+
+def spread(units: Sequence[Unit], placing: Placing) -> list[list[Unit]]:
+    """Units over ranks: the dearest first, each to the rank with the least cost so far; in order on each.
+
+    Source: Graham, Bounds on multiprocessing timing anomalies (1969): at most 4/3 of the best there is.
+    """
+    costs = [placing.cost(one) for one in units]
+    loads = [(0.0, rank) for rank in range(placing.ranks)]
+    taken: list[list[int]] = [[] for _ in range(placing.ranks)]
+    for index in sorted(range(len(units)), key=lambda i: -costs[i]):
+        load, rank = heapq.heappop(loads)
+        taken[rank].append(index)
+        heapq.heappush(loads, (load + costs[index], rank))
+    return [[units[index] for index in sorted(share)] for share in taken]
+
+
+def _slowest(shares: Sequence[Sequence[Unit]], cost: Cost) -> float:
+    return max(sum(map(cost, share)) for share in shares)
 
 
 def units(forest: Forest, targets: Targets, *, max_tokens: int) -> Iterator[Unit]:

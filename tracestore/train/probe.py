@@ -46,11 +46,12 @@ class Probe:
 def probe(engine: Engine, *, seed: int = 0) -> Probe:
     """Compares both on one random forest; on disagreement the engine computes rows from now on.
 
-    Leaves no gradients behind. Costs one backward pass on the tree and three on rows, of few tokens each.
+    Ranks that train together all compute the same. Leaves no gradients behind.
+    Costs one backward pass on the tree and three on rows, of few tokens each.
     """
     grown = _random_forest(engine, seed=seed)
     tolerance = _TOLERANCE.get(next(engine.model.parameters()).dtype, _COARSE)
-    asked = Engine(engine.model)
+    asked = engine.alone()
     targets = _targets(asked, grown, seed=seed)
     if asked.reasons:
         [refused] = asked.reasons
@@ -60,7 +61,7 @@ def probe(engine: Engine, *, seed: int = 0) -> Probe:
     loss_tree = _backward(asked, grown, targets, sign=1.0)
     norm = grad_norm(engine.model)
     # The rows' gradient is subtracted in place: no second copy of a large model's gradients is held.
-    loss_rows = _backward(Engine(engine.model, use_tree=False), grown, targets, sign=-1.0)
+    loss_rows = _backward(engine.alone(use_tree=False), grown, targets, sign=-1.0)
     rel_grad = grad_norm(engine.model) / norm if norm > 0 else math.nan
     rel_loss = abs(loss_tree - loss_rows) / float(np.abs(targets.plus_N - targets.minus_N).sum())
     engine.model.zero_grad(set_to_none=True)

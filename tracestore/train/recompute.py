@@ -13,7 +13,7 @@ import torch
 from tracestore.shards.row import Row
 from tracestore.train.engine import Engine
 from tracestore.train.forest import Forest, Targets, forest, recorded_targets
-from tracestore.train.plan import step, units
+from tracestore.train.plan import planned
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,22 @@ def recompute(
 
 
 def logprobs(engine: Engine, forest: Forest, targets: Targets, *, micro_batch_tokens: int) -> np.ndarray:
-    """float64 [T] of a forest: the model's logprob at the targets, NaN elsewhere. No gradients."""
+    """float64 [T] of a forest: the model's logprob at the targets, NaN elsewhere. No gradients.
+
+    Ranks share the work, and all of them get the whole answer.
+    """
     logprob_T = np.full(forest.num_tokens, np.nan)
-    parts = units(forest, targets, max_tokens=micro_batch_tokens)
+    plan = planned([(forest, targets)], micro_batch_tokens=micro_batch_tokens, placing=engine.placing)
+    found: list[tuple[np.ndarray, np.ndarray]] = []
     with torch.no_grad():
-        for batch in step(parts, micro_batch_tokens=micro_batch_tokens).micro_batches:
+        for batch in plan.by_rank[engine.ranks.rank]:
             for pack, logprob_N in engine.passes(batch):
-                token_N = np.concatenate([one.targets.token_N for one in pack.units])
-                logprob_T[token_N] = logprob_N.double().cpu().numpy()
+                if pack.units:
+                    token_N = np.concatenate([one.targets.token_N for one in pack.units])
+                    found.append((token_N, logprob_N.double().cpu().numpy()))
+    for of_rank in engine.ranks.gathered(found):
+        for token_N, found_N in of_rank:
+            logprob_T[token_N] = found_N
     return logprob_T
 
 

@@ -18,6 +18,7 @@ from tracestore.train.losses import LOSS_OF_A_PASS
 from tracestore.train.losses.base import Objective, TokenLoss
 from tracestore.train.losses.terms import divergence
 from tracestore.train.plan import Step
+from tracestore.train.sharding import full
 
 
 class NonFiniteStep(TracestoreError):
@@ -56,7 +57,9 @@ def gradients(
     objective: Objective,
     on_micro_batch: Callable[[int], None] = lambda tokens: None,
 ) -> StepStats:
-    """Adds the gradients of a step to the model's, summed, never averaged over micro-batches.
+    """Adds the gradients of a step to the model's, summed, never averaged over micro-batches or ranks.
+
+    Each rank computes its own micro-batches; what is returned, or raised, is of all of them.
 
     Args:
         objective: its targets are `ready` (see `tracestore.train.couple`).
@@ -66,21 +69,26 @@ def gradients(
         NonFiniteStep: the loss is no finite number. Gradients are then undefined.
     """
     seen = _Seen()
-    for units in step.micro_batches:
+    for units in step.by_rank[engine.ranks.rank]:
         for pack, logprob_N, entropy_N in _passes(engine, units, objective):
+            if not pack.units:
+                (logprob_N.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+                continue
             result = LOSS_OF_A_PASS[objective.loss](logprob_N, pack, objective)
             loss_N = result.loss_N + _terms(logprob_N, entropy_N, pack, objective, seen)
             part = (loss_N * pack.share_N.to(loss_N.dtype)).sum() / step.denominator
             seen.add(pack, logprob_N.detach(), float(part.detach()), result)
-            if not math.isfinite(seen.loss):
-                raise NonFiniteStep(
-                    loss=seen.loss,
-                    max_logprob_diff=seen.max_logprob_diff,
-                    hint="is this the model that sampled the tokens? see max_logprob_diff",
-                )
             part.backward()  # type: ignore[no-untyped-call]
         on_micro_batch(sum(one.num_tokens for one in units))
-    return seen.stats()
+    of_all = _Seen.joined(engine.ranks.gathered(seen))
+    # Only now: a rank that stopped on its own would leave the others waiting for its part of a layer.
+    if not math.isfinite(of_all.loss):
+        raise NonFiniteStep(
+            loss=of_all.loss,
+            max_logprob_diff=of_all.max_logprob_diff,
+            hint="is this the model that sampled the tokens? see max_logprob_diff",
+        )
+    return of_all.stats()
 
 
 def _passes(
@@ -132,7 +140,7 @@ def apply(engine: Engine, optimizer: torch.optim.Optimizer, *, grad_clip: float 
 def grad_norm(model: Any) -> float:
     """Euclidean norm of the gradient over all parameters; 0 for a model without one."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    return float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+    return float(full(torch.nn.utils.get_total_norm(grads))) if grads else 0.0
 
 
 class _Seen:
@@ -163,6 +171,24 @@ class _Seen:
             self.max_logprob_diff = _larger(self.max_logprob_diff, float(diff_N.max()))
             self.compared += len(diff_N)
             self.diff_sum += float(diff_N.sum())
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Seen]) -> _Seen:
+        """What all of them saw together."""
+        whole = cls()
+        for part in parts:
+            whole.loss += part.loss
+            whole.targets += part.targets
+            whole.compared += part.compared
+            whole.diff_sum += part.diff_sum
+            for name in ("clipped", "ratio_sum", "kl_sum", "entropy_sum"):
+                if (seen := getattr(part, name)) is not None:
+                    setattr(whole, name, (getattr(whole, name) or 0) + seen)
+            if part.ratio_max is not None:
+                whole.ratio_max = _larger(whole.ratio_max, part.ratio_max)
+            if part.max_logprob_diff is not None:
+                whole.max_logprob_diff = _larger(whole.max_logprob_diff, part.max_logprob_diff)
+        return whole
 
     def stats(self) -> StepStats:
         def mean(total: float | None) -> float | None:
