@@ -10,7 +10,7 @@ from tests.train.models import KINDS, tiny
 from tests.train.test_loop import group
 from tracestore.train.engine import Engine
 from tracestore.train.forest import Targets, forest, trainable_targets
-from tracestore.train.losses import Clip
+from tracestore.train.losses.base import Objective
 from tracestore.train.model import compute_layers_again
 from tracestore.train.plan import planned
 from tracestore.train.step import gradients
@@ -23,7 +23,7 @@ def gradient(model: Any, **engine: Any) -> dict[str, torch.Tensor]:
     some = np.linspace(0.0, 1.0, len(token_N))
     targets = Targets(token_N, plus_N=some, minus_N=some - 1.0, old_logprob_N=np.full(len(token_N), -4.0))
     asked = Engine(model, **engine)
-    gradients(asked, planned([(grown, targets)], micro_batch_tokens=1_000), loss="clipped", clip=Clip())
+    gradients(asked, planned([(grown, targets)], micro_batch_tokens=1_000), objective=Objective())
     assert asked.reasons == {}
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
