@@ -399,10 +399,10 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    from tracestore.train.batches import Filling
     from tracestore.train.credit import choose
     from tracestore.train.credit.terms import check_terms
     from tracestore.train.critic import CriticSettings
+    from tracestore.train.filling import Filling
     from tracestore.train.loader import Reading
     from tracestore.train.loop import Settings
     from tracestore.train.losses import check_loss
