@@ -62,6 +62,7 @@ SURFACE = {
         *("--clip-low", "--clip-high", "--importance-cap", "--denominator", "--denominator-length"),
         *("--critic", "--critic-lr", "--critic-clip", "--critic-epochs", "--critic-pretrain"),
         *("--reference", "--kl-weight", "--kl", "--entropy-weight", "--beta", "--label-smoothing"),
+        "--tensorboard",
     },
     "verify": {
         *("--blobs", "--db", "--json", "--project", "--state", "--template", "--tokenizer"),

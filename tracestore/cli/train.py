@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +99,12 @@ def add_parser(subparsers: Subparsers) -> None:
         "--run", metavar="NAME", help="name of the run in consumption records (default: a new id)"
     )
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder for metrics.jsonl and checkpoint/")
+    parser.add_argument(
+        "--tensorboard",
+        metavar="DIR",
+        type=Path,
+        help="folder for an event file with the metrics of each step",
+    )
     parser.add_argument(
         "--checkpoint-every",
         metavar="N",
@@ -338,6 +344,7 @@ def run(args: argparse.Namespace) -> int:
         store = stack.enter_context(opened_store(args, create=False)) if args.db else None
         recorder = None if store is None else _Recorder(store, export.manifest.project)
         stack.enter_context(library_bars(shown=not args.json and sys.stderr.isatty()))
+        board = stack.enter_context(_board(args, steps_before=0 if resume is None else resume.state["steps"]))
         model = load_model(model_folder, dtype=args.dtype)
         reference = None if args.reference is None else load_model(args.reference, dtype=args.dtype)
         critic = None
@@ -348,6 +355,8 @@ def run(args: argparse.Namespace) -> int:
 
         def on_step(metrics: StepMetrics) -> None:
             advance(1)
+            if board is not None:
+                board(metrics)
             if args.json:
                 print_json_line(asdict(metrics))
             else:
@@ -372,6 +381,16 @@ def run(args: argparse.Namespace) -> int:
         facts["consumption_problems"] = recorder.problems
     print_facts(facts, args=args)
     return 0
+
+
+def _board(
+    args: argparse.Namespace, *, steps_before: int
+) -> AbstractContextManager[Callable[[StepMetrics], None] | None]:
+    if args.tensorboard is None:
+        return nullcontext()
+    with extra("tensorboard"):
+        from tracestore.train.tensorboard import event_file
+    return event_file(args.tensorboard, steps_before=steps_before)
 
 
 def _check(args: argparse.Namespace) -> None:

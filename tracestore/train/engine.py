@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from tracestore.errors import TracestoreError
-from tracestore.train.attention import NAME, TreeUnsupported, attending
+from tracestore.train.attention import NAME, TreePlan, TreeUnsupported, attending
 from tracestore.train.forest import Pack, Unit, pack
 from tracestore.train.losses.logprobs import (
     Scores,
@@ -103,12 +103,9 @@ class Engine:
                 yield row, result
 
     def _on_tree(self, whole: Pack, compute: Callable[[Pack], Result]) -> Result:
-        problem = _rope_problem(self.model.config, whole.plan.longest_path)
-        if problem:
-            raise TreeUnsupported(reason=problem)
         if len(whole.logit_P) > POSITIONS_AT_ONCE:
             _ = self._head_is_plain  # tried out now: it runs the model, which no plan is for
-        with _attention(self.model, NAME), attending(whole.plan):
+        with computing(self.model, whole.plan):
             return self._checked(whole, compute)
 
     def _checked(self, batch: Pack, compute: Callable[[Pack], Result]) -> Result:
@@ -165,6 +162,20 @@ def _inputs(batch: Pack) -> dict[str, Any]:
         "position_ids": batch.position_ids_T[None],
         "use_cache": False,
     }
+
+
+@contextmanager
+def computing(model: Any, plan: TreePlan) -> Iterator[None]:
+    """Inside, a forward pass of the model computes the tokens of this plan, each over its own path.
+
+    Raises:
+        TreeUnsupported: it cannot.
+    """
+    problem = _rope_problem(model.config, plan.longest_path)
+    if problem:
+        raise TreeUnsupported(reason=problem)
+    with _attention(model, NAME), attending(plan):
+        yield
 
 
 @contextmanager
