@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ import torch
 from transformers import TrainingArguments
 
 import tracestore.train
+from tests.fixtures import REPO
 from tests.laws.test_tree_equals_rows import float64_throughout
 from tests.train.exports import export_of
 from tests.train.models import tiny
@@ -25,11 +28,11 @@ from tracestore.train.credit import UnknownRule
 from tracestore.train.filling import Filling
 from tracestore.train.loader import Reading
 from tracestore.train.loop import NothingToTrain, Settings, train
-from tracestore.train.losses import Clip
 from tracestore.train.own_loop import MicroBatch, batches, padded_batches
 from tracestore.train.plan import SampleTooLong
 from tracestore.train.transformers import RecordedTrainer, UnsuitableArguments
 
+DOCS = REPO / "docs" / "training.md"
 TWO_GROUPS = Filling(groups_per_step=2)
 LR = 1e-3
 
@@ -99,6 +102,21 @@ def test_ten_lines_of_torch_train_as_the_trainer_does(
     assert (weights(theirs) - weights(ours)).norm() <= 1e-8 * moved
     clipped = [metrics.clip_fraction for metrics in done.metrics]
     assert all(share is not None and 0 < share < 1 for share in clipped)
+
+
+def test_the_loop_of_the_documentation_trains_as_the_trainer_does(export: Export) -> None:
+    [code] = re.findall(
+        r"```python\n(for batch in .*?)```", DOCS.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+    assert len(code.splitlines()) == 10
+    ours, theirs, before = model(), model(), weights(model())
+    train(ours, export, settings=Settings(credit="rloo", lr=LR, grad_clip=None))
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=LR, weight_decay=0.0)
+    names = {"tracestore": tracestore, "model": theirs, "optimizer": optimizer}
+    exec(code.replace("export/", str(export.path)), names)
+    moved = (weights(ours) - before).norm()
+    assert moved > 0
+    assert (weights(theirs) - weights(ours)).norm() <= 1e-8 * moved
 
 
 @pytest.mark.parametrize("given", [batches, padded_batches])
@@ -183,6 +201,19 @@ def test_the_trainer_of_transformers_trains_as_ours_does(export: Export, tmp_pat
     assert trainer.engine.reasons == {}
 
 
+def test_the_trainer_of_transformers_goes_on_from_its_checkpoint(export: Export, tmp_path: Path) -> None:
+    found = {}
+    for stops, steps in (((), 4), ((2,), 4)):
+        of = model()
+        for stop in (*stops, steps):
+            args = arguments(tmp_path, max_steps=stop, save_strategy="steps", save_steps=2)
+            trainer = RecordedTrainer(of, args=args, export=export, filling=TWO_GROUPS)
+            trainer.train(resume_from_checkpoint=bool(stops) and stop == steps)
+        found[stops] = weights(of)
+        shutil.rmtree(tmp_path / "trained")
+    assert torch.equal(found[()], found[2,])
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -206,7 +237,3 @@ def test_the_package_names_them_and_loads_torch_only_when_they_are_used() -> Non
         tracestore.train.nothing  # noqa: B018
     code = "import sys, tracestore, tracestore.train; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_the_clip_is_that_of_the_loop_above() -> None:
-    assert (Clip().eps_low, Clip().eps_high) == (0.2, 0.28)
