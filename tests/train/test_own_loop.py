@@ -28,6 +28,7 @@ from tracestore.train.credit import UnknownRule
 from tracestore.train.filling import Filling
 from tracestore.train.loader import Reading
 from tracestore.train.loop import NothingToTrain, Settings, train
+from tracestore.train.losses.base import Objective, UnsuitableLoss
 from tracestore.train.own_loop import MicroBatch, batches, padded_batches
 from tracestore.train.plan import SampleTooLong
 from tracestore.train.transformers import RecordedTrainer, UnsuitableArguments
@@ -227,6 +228,12 @@ def test_arguments_that_a_planned_step_leaves_no_room_for_are_refused(
 ) -> None:
     with pytest.raises(UnsuitableArguments, match=said):
         RecordedTrainer(model(), args=arguments(tmp_path, **fields), export=export)
+
+
+def test_a_loss_that_needs_more_than_a_step_is_refused(export: Export, tmp_path: Path) -> None:
+    for objective in (Objective(loss="gspo"), Objective(kl_weight=0.1)):
+        with pytest.raises(UnsuitableLoss, match="clipped or reinforce"):
+            RecordedTrainer(model(), args=arguments(tmp_path), export=export, objective=objective)
 
 
 def test_the_package_names_them_and_loads_torch_only_when_they_are_used() -> None:
