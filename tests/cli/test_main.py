@@ -62,7 +62,7 @@ SURFACE = {
         *("--clip-low", "--clip-high", "--importance-cap", "--denominator", "--denominator-length"),
         *("--critic", "--critic-lr", "--critic-clip", "--critic-epochs", "--critic-pretrain"),
         *("--reference", "--kl-weight", "--kl", "--entropy-weight", "--beta", "--label-smoothing"),
-        *("--gradient-checkpointing", "--lora"),
+        *("--gradient-checkpointing", "--lora", "--tensorboard"),
     },
     "verify": {
         *("--blobs", "--db", "--json", "--project", "--state", "--template", "--tokenizer"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ from tests.train.exports import export_of
 from tests.train.models import tiny
 from tests.train.rows import episodes_of_one_call
 from tracestore.cli import train
-from tracestore.cli.common import UsageError
+from tracestore.cli.common import MissingExtra, UsageError
 from tracestore.errors import TracestoreError
 from tracestore.train.checkpoint import OtherRun
 from tracestore.train.credit import UnknownRule
@@ -285,3 +286,52 @@ def test_torchrun_trains_what_one_process_trains_and_its_first_rank_alone_speaks
     assert weights[0].keys() == weights[1].keys()
     for name, value in weights[0].items():
         assert weights[1][name] == pytest.approx(value, abs=1e-5), name
+
+
+def events(folder: Path) -> list[Any]:
+    """What the event files of a folder hold, in the order in which they were written.
+
+    A record is: length (8 bytes), checksum (4), a protobuf message, checksum (4).
+    """
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = []
+    for path in sorted(folder.iterdir(), key=lambda one: one.stat().st_mtime_ns):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            found.append(Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+    return found
+
+
+def test_the_metrics_of_each_step_stand_in_an_event_file(
+    folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export, model = folders
+    flags = ("--lr", "0.01", "--out", tmp_path / "out", "--tensorboard", tmp_path / "board", "--json")
+    assert run(export, "--model", model, "--steps", "2", *flags) == 0
+    assert run(export, "--steps", "3", "--resume", *flags) == 0
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    curves: dict[str, dict[int, float]] = {}
+    starts = []
+    for event in events(tmp_path / "board"):
+        if event.session_log.status:
+            starts.append(event.step)
+        for value in event.summary.value:
+            curves.setdefault(value.tag, {})[event.step] = value.simple_value
+    for name in ("loss", "grad_norm", "trained_tokens", "ratio_mean", "lr"):
+        assert curves[name] == pytest.approx({line["step"]: line[name] for line in lines}, rel=1e-6)
+    assert curves["advantage_by_cause/root/tokens"] == {0: 4.0, 1: 4.0, 2: 4.0}
+    assert starts == [2]  # a viewer leaves out what an earlier file has from here on
+    assert "step" not in curves
+    assert "groups" not in curves
+
+
+def test_an_event_file_without_its_extra_says_how_to_install_it(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    monkeypatch.delitem(sys.modules, "tracestore.train.tensorboard", raising=False)
+    with pytest.raises(MissingExtra, match=r"pip install .tracestore\[tensorboard\]"):
+        run(folders[0], "--model", folders[1], "--tensorboard", tmp_path / "board")

@@ -21,9 +21,9 @@ from tests.train.models import VOCAB, tiny
 from tests.train.rows import random_row
 from tracestore.shards.row import CandidateSetEntry, MemberEntry, Row
 from tracestore.shards.views import flattened
-from tracestore.train.batches import Batch, Grown, paired, supervised
 from tracestore.train.couple import ready
 from tracestore.train.engine import Engine
+from tracestore.train.filling import Batch, Grown, paired, supervised
 from tracestore.train.forest import Forest, Targets, forest
 from tracestore.train.loader import BEGIN, Group
 from tracestore.train.losses.base import Clip, Objective

@@ -18,13 +18,13 @@ from tracestore.shards.log import GroupName
 from tracestore.shards.read import Export
 from tracestore.shards.row import Row
 from tracestore.shards.views import flattened
-from tracestore.train.batches import credited, grow
 from tracestore.train.checkpoint import checkpoint_in
 from tracestore.train.consumption import Consumed
 from tracestore.train.credit.base import Advantages, Context, WrongLength, returns
 from tracestore.train.credit.gae import MissingValues
 from tracestore.train.critic import Critic, CriticSettings
 from tracestore.train.engine import Engine
+from tracestore.train.filling import credited, grow
 from tracestore.train.forest import Forest, Targets, forest, trainable_targets
 from tracestore.train.loader import BEGIN, Group
 from tracestore.train.loop import Settings, train

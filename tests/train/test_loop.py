@@ -16,11 +16,11 @@ from tests.train.models import VOCAB, tiny
 from tests.train.rows import episodes_of_one_call, row
 from tracestore.shards.read import Export, ShardCorrupt, open_export
 from tracestore.shards.row import PolicyRun, Row
-from tracestore.train.batches import Filling
 from tracestore.train.checkpoint import NoCheckpoint, OtherRun, checkpoint_in
 from tracestore.train.consumption import Consumed
 from tracestore.train.credit import UnknownRule
 from tracestore.train.engine import Engine
+from tracestore.train.filling import Filling
 from tracestore.train.forest import MissingLogprobs, forest, recorded_targets
 from tracestore.train.loader import Reading
 from tracestore.train.loop import LogprobDrift, NothingToTrain, Settings, train

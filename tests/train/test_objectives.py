@@ -16,9 +16,9 @@ from tests.train.rows import candidates, episodes_of_one_call
 from tests.train.test_loop import ONE_GROUP, Stopped, group, recorded, stop_after
 from tracestore.shards.read import Export
 from tracestore.shards.row import Row
-from tracestore.train.batches import Filling, truncated
 from tracestore.train.checkpoint import checkpoint_in
 from tracestore.train.couple import OtherVocabulary
+from tracestore.train.filling import Filling, truncated
 from tracestore.train.forest import Targets, forest
 from tracestore.train.loop import NothingToTrain, Settings, check_settings, train
 from tracestore.train.losses.base import MissingReference, Objective, UnsuitableLoss

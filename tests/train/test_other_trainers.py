@@ -22,11 +22,11 @@ from tests.train.rows import candidates, row
 from tracestore.shards.log import GroupName
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row
-from tracestore.train.batches import Batch, Grown, grow, paired, supervised
 from tracestore.train.couple import ready
 from tracestore.train.credit import advantages
 from tracestore.train.credit.base import Context, combine
 from tracestore.train.engine import Engine
+from tracestore.train.filling import Batch, Grown, grow, paired, supervised
 from tracestore.train.forest import forest, recorded_targets, trained_targets
 from tracestore.train.loader import BEGIN, Group
 from tracestore.train.losses.base import Clip, Objective

@@ -17,8 +17,8 @@ from tests.train.test_loop import group
 from tracestore.errors import TracestoreError
 from tracestore.shards.read import open_export
 from tracestore.shards.row import Row
-from tracestore.train.batches import Filling
 from tracestore.train.checkpoint import checkpoint_in
+from tracestore.train.filling import Filling
 from tracestore.train.loader import Reading
 from tracestore.train.loop import Settings, Trained, train
 from tracestore.train.lora import add_lora

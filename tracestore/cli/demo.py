@@ -219,8 +219,8 @@ class _Demo:
         """Every recorded logprob again, then three steps. Returns the demo's last line."""
         with extra("train"):
             from tracestore.train import smollm2
-            from tracestore.train.batches import Filling
             from tracestore.train.engine import Engine
+            from tracestore.train.filling import Filling
             from tracestore.train.loop import Settings, train
             from tracestore.train.recompute import recompute
 

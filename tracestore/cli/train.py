@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,6 +98,12 @@ def add_parser(subparsers: Subparsers) -> None:
         "--run", metavar="NAME", help="name of the run in consumption records (default: a new id)"
     )
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder for metrics.jsonl and checkpoint/")
+    parser.add_argument(
+        "--tensorboard",
+        metavar="DIR",
+        type=Path,
+        help="folder for an event file with the metrics of each step",
+    )
     parser.add_argument(
         "--checkpoint-every",
         metavar="N",
@@ -362,6 +368,8 @@ def run(args: argparse.Namespace) -> int:
         recorder = None if store is None else _Recorder(store, export.manifest.project)
         is_shown = ranks.is_first and not args.json and sys.stderr.isatty()
         stack.enter_context(library_bars(shown=is_shown))
+        steps_before = 0 if resume is None else resume.state["steps"]
+        board = stack.enter_context(_board(args, steps_before=steps_before)) if ranks.is_first else None
         model = _model(args, model_folder, resume)
         reference = None if args.reference is None else load_model(args.reference, dtype=_weights(args))
         critic = None
@@ -375,6 +383,8 @@ def run(args: argparse.Namespace) -> int:
                 advance(1)
             if not ranks.is_first:
                 return
+            if board is not None:
+                board(metrics)
             if args.json:
                 print_json_line(asdict(metrics))
             else:
@@ -428,6 +438,16 @@ def _weights(args: argparse.Namespace) -> str:
     return "float32" if args.dtype == "bfloat16" else str(args.dtype)
 
 
+def _board(
+    args: argparse.Namespace, *, steps_before: int
+) -> AbstractContextManager[Callable[[StepMetrics], None] | None]:
+    if args.tensorboard is None:
+        return nullcontext()
+    with extra("tensorboard"):
+        from tracestore.train.tensorboard import event_file
+    return event_file(args.tensorboard, steps_before=steps_before)
+
+
 def _check(args: argparse.Namespace) -> None:
     if args.lora and args.model is None:
         raise UsageError(hint="--lora needs --model: the checkpoint holds the adapters alone")
@@ -459,10 +479,10 @@ def _check_loss(args: argparse.Namespace) -> None:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    from tracestore.train.batches import Filling
     from tracestore.train.credit import choose
     from tracestore.train.credit.terms import check_terms
     from tracestore.train.critic import CriticSettings
+    from tracestore.train.filling import Filling
     from tracestore.train.loader import Reading
     from tracestore.train.loop import Settings
     from tracestore.train.losses import check_loss

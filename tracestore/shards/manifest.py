@@ -216,5 +216,10 @@ def parse_manifest(text: bytes, *, path: str) -> Manifest:
             hint="the file was changed after it was written; export again",
         )
     if manifest.schema_hash != schema_hash():
-        raise OtherSchema(path=path, found=manifest.schema_hash, expected=schema_hash())
+        raise OtherSchema(
+            path=path,
+            found=manifest.schema_hash,
+            expected=schema_hash(),
+            hint="export again with this version",
+        )
     return manifest

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from tracestore.errors import TracestoreError
-from tracestore.train.batches import Batch
 from tracestore.train.engine import Engine
+from tracestore.train.filling import Batch
 from tracestore.train.forest import Forest, Targets
 from tracestore.train.losses import COUPLED_LOSSES
 from tracestore.train.losses.base import Objective, Scored

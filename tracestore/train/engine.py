@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from tracestore.errors import TracestoreError
-from tracestore.train.attention import NAME, TreeUnsupported, attending, tree_plan
+from tracestore.train.attention import NAME, TreePlan, TreeUnsupported, attending, tree_plan
 from tracestore.train.forest import Pack, Unit, pack
 from tracestore.train.losses.logprobs import (
     Scores,
@@ -286,6 +286,20 @@ def _inputs(batch: Pack) -> dict[str, Any]:
         "position_ids": batch.position_ids_T[None],
         "use_cache": False,
     }
+
+
+@contextmanager
+def computing(model: Any, plan: TreePlan) -> Iterator[None]:
+    """Inside, a forward pass of the model computes the tokens of this plan, each over its own path.
+
+    Raises:
+        TreeUnsupported: it cannot.
+    """
+    problem = _rope_problem(model.config, plan.longest_path)
+    if problem:
+        raise TreeUnsupported(reason=problem)
+    with _attention(model, NAME), attending(plan):
+        yield
 
 
 @contextmanager

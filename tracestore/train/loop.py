@@ -24,7 +24,16 @@ from tracestore.errors import TracestoreError
 from tracestore.ids import new_id
 from tracestore.shards.log import GroupName
 from tracestore.shards.read import Export
-from tracestore.train.batches import (
+from tracestore.train.checkpoint import Checkpoint, save_checkpoint
+from tracestore.train.consumption import Consumed, Sink, consumed
+from tracestore.train.couple import OtherVocabulary, ready
+from tracestore.train.credit import choose
+from tracestore.train.credit.base import Context
+from tracestore.train.credit.gae import Critic as AlongTime
+from tracestore.train.credit.terms import check_terms
+from tracestore.train.critic import Critic, CriticSettings
+from tracestore.train.engine import Engine
+from tracestore.train.filling import (
     Batch,
     Filled,
     Filling,
@@ -35,15 +44,6 @@ from tracestore.train.batches import (
     paired,
     supervised,
 )
-from tracestore.train.checkpoint import Checkpoint, save_checkpoint
-from tracestore.train.consumption import Consumed, Sink, consumed
-from tracestore.train.couple import OtherVocabulary, ready
-from tracestore.train.credit import choose
-from tracestore.train.credit.base import Context
-from tracestore.train.credit.gae import Critic as AlongTime
-from tracestore.train.credit.terms import check_terms
-from tracestore.train.critic import Critic, CriticSettings
-from tracestore.train.engine import Engine
 from tracestore.train.forest import Forest, forest, trainable_targets
 from tracestore.train.loader import BEGIN, Group, Loader, Place, Reading
 from tracestore.train.losses import WITHOUT_CREDIT, check_loss

@@ -10,8 +10,8 @@ import pytest
 from tests.train.credit.agents import Agent, agents_row
 from tracestore.shards.log import GroupName
 from tracestore.shards.row import Row
-from tracestore.train.batches import Grown, credited, grow
 from tracestore.train.credit.base import Context
+from tracestore.train.filling import Grown, credited, grow
 from tracestore.train.loader import BEGIN, Group
 
 
