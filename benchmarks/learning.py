@@ -38,9 +38,9 @@ from tracestore.shards.files import Folder
 from tracestore.shards.log import is_followed
 from tracestore.shards.read import open_export
 from tracestore.shards.row import Row
-from tracestore.train.batches import Filling
 from tracestore.train.credit import advantages
 from tracestore.train.credit.base import Context
+from tracestore.train.filling import Filling
 from tracestore.train.loader import Reading
 from tracestore.train.loop import Settings, train
 from tracestore.train.metrics import StepMetrics

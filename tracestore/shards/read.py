@@ -210,8 +210,11 @@ class OpenShard:
 
 def _reader(source: pa.NativeFile, name: str, columns: list[int] | None) -> pa.ipc.RecordBatchFileReader:
     source.seek(0)
+    # A row has some hundred buffers, most of them of a few bytes: to hand them to a pool costs more than to
+    # unpack them.
+    options = pa.ipc.IpcReadOptions(included_fields=columns or [], use_threads=False)
     try:
-        return pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=columns or []))
+        return pa.ipc.open_file(source, options=options)
     except pa.ArrowInvalid as error:
         raise ShardCorrupt(file=name, problem=str(error), hint="copy it again") from error
 
