@@ -21,7 +21,10 @@ def event_file(folder: Path, *, steps_before: int) -> Iterator[Callable[[StepMet
         steps_before: of a run that goes on, where it does. What an earlier file has from there on is of steps
             that are made again; TensorBoard leaves it out.
     """
-    writer = SummaryWriter(str(folder), purge_step=steps_before or None)
+    # A file's name has the second in which it is begun: a run that goes on at once must not write over that
+    # of the one before, which has the steps up to here.
+    suffix = f".{steps_before}"
+    writer = SummaryWriter(str(folder), purge_step=steps_before or None, filename_suffix=suffix)
 
     def add(metrics: StepMetrics) -> None:
         for name, value in curves(metrics).items():
