@@ -171,7 +171,8 @@ def _call(
     has_ids = read is not None and h.some(True, True, False)
     bodies = [_body(h, value, has_ids=has_ids) for value in values_said]
     ordinal = h.ordinals[chat.agent] = h.ordinals.get(chat.agent, -1) + 1
-    must_state = chat.num_parent_answers > 1 and not h.may_omit_parents
+    # Ids that follow one of several answers say nothing without saying which.
+    must_state = chat.num_parent_answers > 1 and (by_delta or not h.may_omit_parents)
     states_completion = is_named and (must_state or h.coin())
     h.events.append(
         make.call(
