@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,11 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
+from tests.exporters.memory import MemorySource
+from tests.sample_traces.traces import NAMES, trace_events
 from tests.train.models import KINDS, VOCAB, tiny
 from tests.train.rows import random_row, row
+from tracestore.shards.read import open_export
 from tracestore.shards.reasons import Reason
 from tracestore.shards.row import Row
 from tracestore.shards.views import BrokenForest, flattened
@@ -30,6 +34,8 @@ from tracestore.train.forest import Forest, Targets, forest, trained_targets
 from tracestore.train.losses.base import Clip, Objective
 from tracestore.train.losses.policy import clipped
 from tracestore.train.plan import step, units
+from tracestore_exporters.export import export
+from tracestore_exporters.spec import Spec
 
 FORESTS = 100
 CLIP = Clip(eps_low=0.2, eps_high=0.28)
@@ -68,8 +74,12 @@ def case(seed: int, model: Any, *, margin: float) -> tuple[Row, dict[int, float]
     Args:
         margin: how near log ratios may come to an edge of the clip, where the gradient jumps.
     """
+    return off_policy(random_row(seed, vocab=VOCAB), model, seed=seed, margin=margin)
+
+
+def off_policy(made: Row, model: Any, *, seed: int, margin: float = 0.0) -> tuple[Row, dict[int, float]]:
+    """The same of any row."""
     rng = np.random.default_rng(seed)
-    made = random_row(seed, vocab=VOCAB)
     logprobs = np.zeros(len(made.token_ids))
     with torch.no_grad():
         for index in range(len(made.samples)):
@@ -157,7 +167,10 @@ def flat_grad(model: Any) -> torch.Tensor:
 
 
 def prepared(seed: int, model: Any, *, margin: float = 0.0) -> tuple[Row, dict[int, float], Forest, Targets]:
-    row, advantage = case(seed, model, margin=margin)
+    return targeted(*case(seed, model, margin=margin))
+
+
+def targeted(row: Row, advantage: dict[int, float]) -> tuple[Row, dict[int, float], Forest, Targets]:
     given = Advantages("test", {(i, c): a for i, a in advantage.items() for c in row.samples[i].completions})
     grown = forest(row)
     return row, advantage, grown, trained_targets(grown, combine(row, given))
@@ -170,21 +183,50 @@ def seeds(kind: str) -> range:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tree_gradient_equals_rows_gradient_in_float64(kind: str) -> None:
+    checked = sum(equal_in_float64(kind, seed) for seed in seeds(kind))
+    assert checked > 0.9 * len(seeds(kind))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7_200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_holds_for_a_thousand_forests(kind: str) -> None:
+    some = range(KINDS.index(kind), 1_000, len(KINDS))
+    assert sum(equal_in_float64(kind, seed) for seed in some) > 0.9 * len(some)
+
+
+def equal_in_float64(kind: str, seed: int) -> bool:
+    """Whether a forest had a target; where it had, both gradients were equal."""
     with float64_throughout():
         model = tiny(kind, dtype=torch.float64)
-        checked = 0
-        for seed in seeds(kind):
-            row, advantage, grown, targets = prepared(seed, model)
-            if not len(targets):
-                continue
-            loss_tree = tree_gradient(model, grown, targets)
-            g_tree = flat_grad(model)
-            loss_rows, magnitude = rows_gradient(model, row, advantage, len(targets))
-            g_rows = flat_grad(model)
-            assert (g_tree - g_rows).norm() <= 1e-9 * g_rows.norm(), seed
-            assert abs(loss_tree - loss_rows) <= 1e-9 * magnitude, seed
-            checked += 1
-    assert checked > 0.9 * len(seeds(kind))
+        row, advantage, grown, targets = prepared(seed, model)
+        if len(targets):
+            check_in_float64(model, row, advantage, grown, targets)
+        return bool(len(targets))
+
+
+def check_in_float64(
+    model: Any, row: Row, advantage: dict[int, float], grown: Forest, targets: Targets
+) -> None:
+    loss_tree = tree_gradient(model, grown, targets)
+    g_tree = flat_grad(model)
+    loss_rows, magnitude = rows_gradient(model, row, advantage, len(targets))
+    g_rows = flat_grad(model)
+    assert (g_tree - g_rows).norm() <= 1e-9 * g_rows.norm(), row.group_id
+    assert abs(loss_tree - loss_rows) <= 1e-9 * magnitude, row.group_id
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tree_gradient_equals_rows_gradient_on_every_sample_trace(name: str, tmp_path: Path) -> None:
+    source = MemorySource(trace_events(name))
+    export(source, "p", tmp_path / "export", Spec())
+    rows = [row for row in open_export(tmp_path / "export").rows() if row.num_trained]
+    assert rows
+    with float64_throughout():
+        model = tiny("llama", dtype=torch.float64, max_position_embeddings=8_192)
+        for seed, row in enumerate(rows):
+            small = replace(row, token_ids=row.token_ids % VOCAB)  # ids that the tiny model knows
+            check_in_float64(model, *targeted(*off_policy(small, model, seed=seed)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
