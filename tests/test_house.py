@@ -95,7 +95,7 @@ def test_every_dependency_is_locked_to_one_version() -> None:
     assert [line for line in lines if line.count("==") != 1 or "+" in line or "@" in line] == []
     project = PYPROJECT["project"]
     ranges = project["dependencies"] + [r for rs in project["optional-dependencies"].values() for r in rs]
-    wanted = {r.split(">")[0].split("=")[0].split("[")[0] for r in ranges} - {"tracestore"}
+    wanted = {r.split(">")[0].split("=")[0].split("[")[0].lower() for r in ranges} - {"tracestore"}
     assert wanted - locked == set()
 
 

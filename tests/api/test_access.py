@@ -31,7 +31,7 @@ from tests.factories import (
     reward,
     user,
 )
-from tests.train.exports import export_of
+from tests.train.exports import add_entry, export_of, followed
 from tests.train.rows import episodes_of_one_call
 from tracestore.settings import SETTINGS
 from tracestore.store import Store
@@ -182,10 +182,20 @@ def test_every_door_asks_for_the_scope_that_it_needs_and_for_no_other(served: Se
 
 
 def exported(store: Store, project: str, folder: Path) -> str:
-    """The manifest hash of an export that a project has registered."""
-    manifest = export_of([episodes_of_one_call([1.0])], folder).manifest
+    """The hash of an export that a project has registered."""
+    return registered(store, project, folder, export_of([episodes_of_one_call([1.0])], folder).hash)
+
+
+def exported_and_followed(store: Store, project: str, folder: Path) -> str:
+    """That of one that goes on."""
+    log = followed(folder)
+    add_entry(log, [episodes_of_one_call([1.0], group_id="g")])
+    return registered(store, project, folder, log.first_hash)
+
+
+def registered(store: Store, project: str, folder: Path, hash_: str) -> str:
     made = Made(
-        manifest_hash=manifest.manifest_hash,
+        manifest_hash=hash_,
         location=str(folder),
         spec="{}",
         snapshot=1,
@@ -194,7 +204,7 @@ def exported(store: Store, project: str, folder: Path) -> str:
         shards=[],
     )
     register(store, project, made)
-    return manifest.manifest_hash
+    return hash_
 
 
 def test_a_thing_of_another_project_is_answered_exactly_as_one_that_is_not_there(
@@ -213,6 +223,7 @@ def test_a_thing_of_another_project_is_answered_exactly_as_one_that_is_not_there
         "manifest_hash": export,
         **numbers,
     }
+    goes_on = exported_and_followed(served.store, "theirs", tmp_path / "exports" / "two")
     asked = 0
     for door in doors(served.app):
         names = re.findall(r"{(\w+)}", door[1])
@@ -221,14 +232,15 @@ def test_a_thing_of_another_project_is_answered_exactly_as_one_that_is_not_there
         name, *others = names
         assert others in ([], ["name"])
         of_file = dict.fromkeys(others, "manifest.json")
-        assert served.send(door, theirs, **{name: ids[name]}, **of_file).status_code == 200, door
+        theirs_id = goes_on if door[1].endswith("/lag") else ids[name]
+        assert served.send(door, theirs, **{name: theirs_id}, **of_file).status_code == 200, door
         unknown_id = hashlib.sha256(b"nothing").hexdigest() if name == "hash" else "unknown"
         if name in numbers:
             unknown_id = "987654321"
-        foreign = served.send(door, mine, **{name: ids[name]}, **of_file)
+        foreign = served.send(door, mine, **{name: theirs_id}, **of_file)
         unknown = served.send(door, mine, **{name: unknown_id}, **of_file)
         assert foreign.status_code == unknown.status_code == 404, door
-        assert foreign.text.replace(ids[name], unknown_id) == unknown.text
+        assert foreign.text.replace(theirs_id, unknown_id) == unknown.text
         assert headers_of(foreign) == headers_of(unknown), door
         asked += 1
     assert asked >= 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.databases import empty_store
@@ -13,8 +14,11 @@ from tests.factories import posted
 from tests.serving import running_server
 from tracestore.cli.main import main
 from tracestore.shards.batch import content_hash
+from tracestore.shards.candidates import rejected_completions
 from tracestore.shards.log import Log
 from tracestore.shards.read import open_export
+from tracestore.shards.reasons import Reason
+from tracestore.shards.row import Row
 from tracestore.store import Store
 
 
@@ -36,6 +40,8 @@ def test_served_exports_are_read_verified_followed_and_converted_by_their_urls(
         [shard] = export.manifest.shards
         assert content_hash(export.batches(shard)) == shard.content_hash
         assert main(["verify", *db, url]) == 0
+        # What was not chosen trains for its reward, and is not imitated.
+        rejected = sum(rejected_tokens(row) for row in export.rows())
         log = open_export(f"{server.url}/v1/exports/{Log.open(followed).first_hash}")
         assert log.manifest == open_export(followed).manifest
         news = [len(list(one.rows())) for one in log.follow(idle_s=0)]
@@ -52,4 +58,9 @@ def test_served_exports_are_read_verified_followed_and_converted_by_their_urls(
         out = str(tmp_path / "sft")
         assert main(["convert", url, "--to", "sft", "--out", out, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert facts["trained_tokens"] == made["trained_tokens"]
+    assert facts["trained_tokens"] == made["trained_tokens"] - rejected > 0
+
+
+def rejected_tokens(row: Row) -> int:
+    of_rejected = np.isin(row.segments.completion, list(rejected_completions(row)))
+    return int(np.count_nonzero(np.repeat(of_rejected, row.segments.length) & (row.reason == Reason.TRAINED)))

@@ -23,7 +23,7 @@ def ingest(store: Store, *events: AnyEvent) -> int:
 
 
 def test_changes_name_episodes_with_the_kinds_that_came_and_groups(store: Store) -> None:
-    assert changes(store, "p", after=0) == Changes(0)
+    assert changes(store, "p", after=0) == Changes(0, 0)
     before = ingest(store, make.episode("a", group_id="g"), make.episode("b"))
     after = ingest(
         store,
@@ -35,9 +35,9 @@ def test_changes_name_episodes_with_the_kinds_that_came_and_groups(store: Store)
     kinds = {"a": {"reward"}, "new": {"call"}}
     groups = frozenset({"g"})
     ignored = ("consumption",)
-    assert changes(store, "p", after=before, ignored=ignored) == Changes(after, kinds, groups)
+    assert changes(store, "p", after=before, ignored=ignored) == Changes(after, after, kinds, groups)
     assert changes(store, "p", after=before).kinds == kinds | {"b": {"consumption"}}
-    assert changes(store, "p", after=after) == Changes(after)
+    assert changes(store, "p", after=after) == Changes(after, after)
 
 
 def test_changes_name_what_was_replaced_deleted_and_redacted(store: Store) -> None:
@@ -91,5 +91,7 @@ def test_groups_with_are_those_of_groups(first: list[Batch], shared: Store) -> N
 def test_episodes_of_which_something_was_trained(store: Store) -> None:
     ingest(store, *(make.episode(name) for name in "abc"))
     ingest(store, make.consumption("u", "c0", episode="a", run="r"))
-    assert consumed(store, "p", "abc") == consumed(store, "p", "abc", run="r") == {"a"}
-    assert consumed(store, "p", "abc", run="other") == consumed(store, "p", "bc") == set()
+    ingest(store, make.consumption("v", "c1", episode="b", run="other"))
+    assert consumed(store, "p", "abc") == {"r": {"a"}, "other": {"b"}}
+    assert consumed(store, "p", "bc") == {"other": {"b"}}
+    assert consumed(store, "p", "c") == {}
