@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -469,3 +470,29 @@ def test_an_export_that_goes_on_is_followed_and_gone_on_with(tmp_path: Path) -> 
     model = load_model(checkpoint.folder)
     rest = train(model, open_export(log.folder), settings=settings, out=out, resume=checkpoint)
     assert [(m.step, m.groups) for m in rest.metrics] == [(2, ("group-2",))]
+
+
+def test_no_step_takes_groups_of_two_epochs(export: Export) -> None:
+    done = train(tiny("llama"), export, settings=Settings(steps=2))
+    assert [sorted(m.groups) for m in done.metrics] == [[f"group-{i}" for i in range(5)]] * 2
+
+
+def test_a_checkpoint_is_on_disk_before_it_takes_its_name(
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[str] = set()
+    lacking: list[set[str]] = []
+    fsync, rename = os.fsync, os.replace
+
+    def noted_fsync(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def checked_rename(source: Path, target: Path) -> None:
+        lacking.append({str(path) for path in (source, *source.rglob("*"))} - synced)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", checked_rename)
+    train(tiny("llama"), export, settings=Settings(steps=1), out=tmp_path.resolve())
+    assert lacking == [set()]
