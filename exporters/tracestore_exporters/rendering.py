@@ -7,14 +7,14 @@ their graphs through here, so that both see the same ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tracestore.errors import TracestoreError
 from tracestore.graph.model import Graph
 from tracestore.shards.manifest import Manifest
-from tracestore.store.rules import Rule
 from tracestore.tokens.render import rendered
 from tracestore_exporters.redaction import redacted
 from tracestore_exporters.spec import Spec
@@ -64,11 +64,12 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RenderedSource:
-    """A store whose graphs have rendered ids."""
+class ChangedSource:
+    """A store whose graphs are changed as they are read: each is read whole, texts and all."""
 
     store: Source
-    chat: Chat
+    change: Callable[[Graph], Graph]
+    """Other processes are sent it, so it is no closure."""
 
     def snapshot(self, project: str) -> int:
         return self.store.snapshot(project)
@@ -77,32 +78,7 @@ class RenderedSource:
         return self.store.groups(project, snapshot=snapshot)
 
     def load_graph(self, project: str, episode_id: str, *, snapshot: int | None = None) -> Graph:
-        return rendered(self.store.load_graph(project, episode_id, snapshot=snapshot), self.chat)
-
-    def training_graphs(
-        self, project: str, episode_ids: Sequence[str], *, snapshot: int | None = None
-    ) -> list[Graph]:
-        return [self.load_graph(project, episode_id, snapshot=snapshot) for episode_id in episode_ids]
-
-    def tombstones(self, project: str, *, snapshot: int) -> tuple[dict[str, Any], ...]:
-        return self.store.tombstones(project, snapshot=snapshot)
-
-
-@dataclass(frozen=True, slots=True)
-class RedactedSource:
-    """A store whose graphs are without what the rules name. A rule looks into every text: all are read."""
-
-    store: Source
-    rules: tuple[Rule, ...]
-
-    def snapshot(self, project: str) -> int:
-        return self.store.snapshot(project)
-
-    def groups(self, project: str, *, snapshot: int | None = None) -> Iterable[Any]:
-        return self.store.groups(project, snapshot=snapshot)
-
-    def load_graph(self, project: str, episode_id: str, *, snapshot: int | None = None) -> Graph:
-        return redacted(self.store.load_graph(project, episode_id, snapshot=snapshot), self.rules)
+        return self.change(self.store.load_graph(project, episode_id, snapshot=snapshot))
 
     def training_graphs(
         self, project: str, episode_ids: Sequence[str], *, snapshot: int | None = None
@@ -115,7 +91,7 @@ class RedactedSource:
 
 def redacting(store: Source, spec: Spec) -> Source:
     """The store as it is, or without what the spec's rules name."""
-    return store if spec.redaction is None else RedactedSource(store, spec.redaction)
+    return store if spec.redaction is None else ChangedSource(store, partial(redacted, rules=spec.redaction))
 
 
 def source_of(store: Source, spec: Spec, chat: Chat | None) -> Source:
@@ -136,7 +112,7 @@ def source_of(store: Source, spec: Spec, chat: Chat | None) -> Source:
         )
     if chat is None:
         raise NoTokenizer(hint="--tokenizer names a folder with tokenizer.json, or smollm2")
-    return RenderedSource(store, chat)
+    return ChangedSource(store, partial(rendered, chat=chat))
 
 
 def source_of_export(store: Source, manifest: Manifest, spec: Spec, chat: Chat | None) -> Source:
@@ -158,4 +134,4 @@ def source_of_export(store: Source, manifest: Manifest, spec: Spec, chat: Chat |
         found, expected = getattr(chat, name), getattr(manifest, name)
         if found != expected:
             raise OtherTokenizer(what=name, found=found, expected=expected)
-    return RenderedSource(store, chat)
+    return ChangedSource(store, partial(rendered, chat=chat))
