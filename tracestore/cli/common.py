@@ -71,6 +71,25 @@ def verb_parser(subparsers: Subparsers, name: str, *, help: str, example: str) -
     return parser
 
 
+def add_export(parser: argparse.ArgumentParser) -> None:
+    """The export that a verb reads."""
+    parser.add_argument(
+        "export", metavar="EXPORT", help="folder that `tracestore export` wrote, or its URL (http, s3)"
+    )
+
+
+def add_reward_terms(parser: argparse.ArgumentParser) -> None:
+    """Costs that stand beside the rewards, for verbs that give credit."""
+    parser.add_argument(
+        "--reward-term",
+        metavar="NAME=WEIGHT",
+        type=weighted_name,
+        action="append",
+        default=[],
+        help="add a cost to each episode's reward: length, tokens, critical_steps or calls, times the weight",
+    )
+
+
 def add_db_flag(parser: argparse.ArgumentParser) -> None:
     """`--db URL`, the same for every verb that opens a store."""
     parser.add_argument(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracestore.cli.common import Subparsers, print_facts, progress, verb_parser
+from tracestore.cli.common import Subparsers, add_export, print_facts, progress, verb_parser
 
 if TYPE_CHECKING:
     from tracestore.shards.read import Export
@@ -25,9 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="write an export's samples for other trainers",
         example="tracestore convert export/ --to flat --advantages shared --out flat/",
     )
-    parser.add_argument(
-        "export", metavar="EXPORT", help="folder that `tracestore export` wrote, or its URL (http, s3)"
-    )
+    add_export(parser)
     parser.add_argument(
         "--to",
         choices=TARGETS,

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from tracestore.cli.common import (
     Subparsers,
     UsageError,
+    add_export,
+    add_reward_terms,
     note,
     print_json_line,
     print_line,
     print_table,
     progress,
     verb_parser,
-    weighted_name,
     whole_number,
 )
 
@@ -37,9 +38,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="show what credit rules would give each branch of an export",
         example="tracestore credit export/ --rule shared --rule rao:lambda=0.4 --out credit.parquet",
     )
-    parser.add_argument(
-        "export", metavar="EXPORT", help="folder that `tracestore export` wrote, or its URL (http, s3)"
-    )
+    add_export(parser)
     parser.add_argument(
         "--rule",
         metavar="RULE",
@@ -47,14 +46,7 @@ def add_parser(subparsers: Subparsers) -> None:
         required=True,
         help="as `tracestore train --credit` has it: shared, pkpo:k=4, rao:lambda=0.4; several side by side",
     )
-    parser.add_argument(
-        "--reward-term",
-        metavar="NAME=WEIGHT",
-        type=weighted_name,
-        action="append",
-        default=[],
-        help="add a cost to each episode's reward: length, tokens, critical_steps or calls, times the weight",
-    )
+    add_reward_terms(parser)
     parser.add_argument(
         "--step",
         metavar="N",

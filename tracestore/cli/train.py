@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tracestore.cli.common import (
     Subparsers,
     UsageError,
+    add_export,
+    add_reward_terms,
     extra,
     note,
     opened_store,
@@ -22,7 +24,6 @@ from tracestore.cli.common import (
     progress,
     share_cpus,
     verb_parser,
-    weighted_name,
     whole_number,
 )
 from tracestore.errors import TracestoreError
@@ -53,9 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="train a Hugging Face causal LM on an export",
         example="tracestore train export/ --model ./smollm2 --credit rloo --steps 3 --out trained/",
     )
-    parser.add_argument(
-        "export", metavar="EXPORT", help="folder that `tracestore export` wrote, or its URL (http, s3)"
-    )
+    add_export(parser)
     parser.add_argument(
         "--model",
         metavar="PATH",
@@ -68,14 +67,7 @@ def add_parser(subparsers: Subparsers) -> None:
         default="shared",
         help="credit rule, options after a colon: rloo, pkpo:k=4, rao:lambda=0.4 (default: shared)",
     )
-    parser.add_argument(
-        "--reward-term",
-        metavar="NAME=WEIGHT",
-        type=weighted_name,
-        action="append",
-        default=[],
-        help="add a cost to each episode's reward: length, tokens, critical_steps or calls, times the weight",
-    )
+    add_reward_terms(parser)
     parser.add_argument(
         "--old-logprobs",
         choices=("recorded", "recomputed"),
