@@ -490,12 +490,13 @@ class _Trainer:
             batch.work, micro_batch_tokens=self.settings.micro_batch_tokens, placing=self.engine.placing
         )
         step = replace(step, denominator=batch.denominator)
-        self.ranks.require_same(
-            step=self.num_steps,
-            groups=[group.name.id for group in batch.groups],
-            denominator=step.denominator,
-            credit=credit_digest(batch),
-        )
+        if self.ranks.size > 1:
+            self.ranks.require_same(
+                step=self.num_steps,
+                groups=[group.name.id for group in batch.groups],
+                denominator=step.denominator,
+                credit=credit_digest(batch),
+            )
         return batch, step
 
     def _batch(self, some: Filled) -> Batch:
