@@ -1,8 +1,11 @@
-"""`python -m sample_traces.record`: play the episodes again and write `<system>/trace.jsonl`.
+"""Plays systems, posting to a server through the client, and writes what was posted.
 
-The harness posts through the client to a real server, which is started on loopback for this, and what the
-client posts is written beside. Ids are counted instead of random and times are left out, so that recording
-again with the same libraries gives the same files.
+    python -m sample_traces.record [SYSTEM ...]   plays them again and writes <system>/trace.jsonl
+    python -m sample_traces.SYSTEM.harness        plays one and posts it to a server
+
+Ids are counted instead of random and times are left out, so that recording again with the same libraries
+gives the same files. Systems with a script say what it says, in `trace.jsonl` too; `scripted.jsonl` is what
+the script of a system says whose `trace.jsonl` a model sampled.
 """
 
 from __future__ import annotations
@@ -11,25 +14,31 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sample_traces.sampler import Sampler
-from sample_traces.systems import SYSTEMS, System
-from tracestore.cli.demo import loopback_server
-from tracestore.client import Client
+from sample_traces.remote import RemoteSampler
+from sample_traces.sampler import LocalSampler, Sampler, ScriptedSampler, SmolLM2
+from sample_traces.system import System
+from sample_traces.systems import FOLDER, names, system
+from tracestore.client import Client, Episode
+from tracestore.errors import TracestoreError
 
-FOLDER = Path(__file__).resolve().parent
 _TIMES = ("at", "started_at", "ended_at", "first_token_at")
+_SERVER = "http://127.0.0.1:8421"
+
+
+class ScriptLeft(TracestoreError):
+    """A script has lines that nobody spoke: the harness and its script do not belong together."""
 
 
 class Recorder(Client):
     """A client that keeps the text of what it posts, with counted ids and without times."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
+    def __init__(self, url: str, **settings: Any) -> None:
+        super().__init__(url, **settings)
         self.lines: list[str] = []
         self._counted: Counter[str] = Counter()
 
@@ -43,38 +52,119 @@ class Recorder(Client):
         return super().event(kind, id, **kept)
 
 
-def record(name: str, one: System, *, sampler: Sampler, url: str) -> tuple[list[str], list[float]]:
-    """Plays the group of one system. Returns the lines of its trace and the rewards of its episodes."""
-    rewards: list[float] = []
-    with Recorder(url) as client:
-        with client.group(f"{name}-group", task_id=one.task) as group:
-            for place, seed in enumerate(one.seeds):
-                episode = group.episode(f"{name}-{place}", task_id=one.task)
-                rewards.append(one.play(episode, sampler, seed))
-        lines = client.lines
-    return lines, rewards
+Casts = Callable[[System], Iterator[Callable[[Episode], float]]]
+"""Who plays the episodes of a system: one callable for each of them."""
+
+
+def sampled(sampler: Sampler) -> Casts:
+    """A model plays: an episode for each seed, as many as there are scripts where none are named."""
+
+    def cast(one: System) -> Iterator[Callable[[Episode], float]]:
+        for seed in one.seeds or range(len(one.scripts)):
+            yield lambda episode, seed=seed: one.play(episode, sampler, seed)  # type: ignore[misc]
+
+    return cast
+
+
+def scripted(base: SmolLM2) -> Casts:
+    """The scripts play: an episode for each, and each is played to its end."""
+
+    def cast(one: System) -> Iterator[Callable[[Episode], float]]:
+        for place, script in enumerate(one.scripts):
+            yield lambda episode, place=place, script=script: _spoken(one, base, episode, place, script)  # type: ignore[misc]
+
+    return cast
+
+
+def _spoken(one: System, base: SmolLM2, episode: Episode, place: int, script: Any) -> float:
+    sampler = ScriptedSampler(base, script)
+    reward = one.plays_scripts(episode, sampler, place)
+    if sampler.unsaid():
+        raise ScriptLeft(episode=episode.id, lines=sampler.unsaid(), hint="shorten the script")
+    return reward
+
+
+def play(name: str, one: System, client: Client, casts: Casts) -> list[float]:
+    """Plays the group of one system. Returns the rewards of its episodes."""
+    rewards = []
+    with client.group(f"{name}-group", task_id=one.task) as group:
+        for place, attempt in enumerate(casts(one)):
+            rewards.append(attempt(group.episode(f"{name}-{place}", task_id=one.task)))
+    return rewards
+
+
+def harness_main(name: str, argv: Sequence[str] | None = None) -> int:
+    """`python -m sample_traces.SYSTEM.harness`: one system, posted to a running server."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m sample_traces.{name}.harness",
+        description=f"Play `{name}` and post every model call to a tracestore server.",
+    )
+    parser.add_argument("--tracestore", metavar="URL", default=_SERVER, help=f"server (default: {_SERVER})")
+    parser.add_argument("--project", help="project to post into")
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument("--scripted", action="store_true", help="say the script's lines instead of sampling")
+    who.add_argument(
+        "--url", metavar="URL", help="sample from this OpenAI-compatible server (default: SmolLM2 here)"
+    )
+    parser.add_argument("--model", help="with --url: the model's name there")
+    parser.add_argument(
+        "--tokenizer", metavar="FOLDER", help="with --url: its tokenizer, with a ChatML template"
+    )
+    args = parser.parse_args(argv)
+    one = system(name)
+    if args.scripted and not one.scripts:
+        parser.error(f"{name} has no script: a model plays it")
+    if args.url and not (args.model and args.tokenizer):
+        parser.error("--url needs --model and --tokenizer")
+    settings = {} if args.project is None else {"project": args.project}
+    with Recorder(args.tracestore, **settings) as client:
+        rewards = play(name, one, client, _casts(args))
+    sys.stdout.write(json.dumps({"system": name, "events": len(client.lines), "rewards": rewards}) + "\n")
+    return 0
+
+
+def _casts(args: argparse.Namespace) -> Casts:
+    if args.scripted:
+        return scripted(SmolLM2())
+    if args.url:
+        return sampled(RemoteSampler(args.url, model=args.model, tokenizer=args.tokenizer))
+    return sampled(LocalSampler())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sample_traces.record", description=__doc__)
-    parser.add_argument(
-        "systems", nargs="*", metavar="SYSTEM", help=f"which (default: all of {list(SYSTEMS)})"
+    """`python -m sample_traces.record`: the files of this folder again."""
+    from tracestore.cli.demo import loopback_server
+
+    parser = argparse.ArgumentParser(
+        prog="python -m sample_traces.record",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("systems", nargs="*", metavar="SYSTEM", help="which (default: all)")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write into (default: here)")
     args = parser.parse_args(argv)
-    names = args.systems or list(SYSTEMS)
-    unknown = [name for name in names if name not in SYSTEMS]
+    unknown = [name for name in args.systems if name not in names()]
     if unknown:
-        parser.error(f"no such system: {', '.join(unknown)}")
-    sampler = Sampler()
-    with TemporaryDirectory() as scratch, loopback_server(Path(scratch) / "traces.db") as url:
-        for name in names:
-            lines, rewards = record(name, SYSTEMS[name], sampler=sampler, url=url)
-            target = args.out / name / "trace.jsonl"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text("\n".join(lines) + "\n", encoding="ascii")
-            sys.stdout.write(f"{target}: {len(lines)} events, rewards {rewards}\n")
+        parser.error(f"no such system: {', '.join(unknown)} (there are: {', '.join(names())})")
+    base = LocalSampler()
+    with TemporaryDirectory() as scratch:
+        for name in args.systems or names():
+            for file, casts in _files(system(name), base):
+                # A server for each: a system's ids are the same however it was played.
+                with loopback_server(Path(scratch) / f"{name}-{file}.db") as url, Recorder(url) as client:
+                    rewards = play(name, system(name), client, casts)
+                target = args.out / name / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text("\n".join(client.lines) + "\n", encoding="ascii")
+                sys.stdout.write(f"{target}: {len(client.lines)} events, rewards {rewards}\n")
     return 0
+
+
+def _files(one: System, base: LocalSampler) -> Iterator[tuple[str, Casts]]:
+    if one.seeds:
+        yield "trace.jsonl", sampled(base)
+    if one.scripts:
+        yield "scripted.jsonl" if one.seeds else "trace.jsonl", scripted(base)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,33 @@
-"""Prompt ids -> sampled ids and logprobs: SmolLM2-135M-Instruct on the CPU, float32, with a KV cache.
+"""Prompt ids -> sampled ids and logprobs: who answers a harness.
 
-Tokens are drawn from the whole softmax at the stated temperature (no top-k, no top-p), so that a recorded
-logprob is exactly what one forward pass over the same ids gives again.
+`LocalSampler` draws from SmolLM2-135M-Instruct on the CPU, float32, with a KV cache, from the whole softmax
+at the stated temperature (no top-k, no top-p), so that a recorded logprob is exactly what one forward pass
+over the same ids gives again. `ScriptedSampler` says what it is told to, under the same model's ids and
+logprobs. `sample_traces.remote` asks a server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
+from tracestore.errors import TracestoreError
 from tracestore.train import smollm2
 
-MODEL_NAME = smollm2.MODEL_NAME
-POLICY = {"name": MODEL_NAME, "version": 0}
+Script = Mapping[str, Sequence[str]]
+"""Who speaks (an agent's id without that of its episode) -> what it says, in order.
+
+A text that ends with `...` was cut at the token limit: no stop token follows its last word.
+"""
+LogprobsAre = Literal["raw", "processed"]
+
+
+class ScriptEnded(TracestoreError):
+    """A script has no more lines for who should speak."""
 
 
 @dataclass(frozen=True)
@@ -31,41 +43,84 @@ class Sampled:
     finish_reason: Literal["stop", "length"]
 
 
-class Sampler:
-    """The model, its tokenizer and nothing else; the random state comes with each call."""
+class Sampler(Protocol):
+    """A policy with its tokenizer; the random state comes with each call."""
+
+    @property
+    def stop(self) -> int:
+        """Id of the token that ends a message."""
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """Name and version of the policy that samples."""
+
+    def render(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Ids of a conversation up to where the assistant speaks, by the model's own chat template."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of template text such as `<|im_end|>`; never called on text that was sampled."""
+
+    def sample(
+        self,
+        prompt: Sequence[int],
+        *,
+        speaker: str,
+        seed: int,
+        n: int = 1,
+        max_tokens: int = 40,
+        temperature: float = 1.0,
+        logprobs_are: LogprobsAre = "processed",
+    ) -> list[Sampled]:
+        """`n` completions of one prompt, drawn together.
+
+        Args:
+            prompt: ids [P] the model reads.
+            speaker: who asks; a script has the lines of each.
+            logprobs_are: "raw" records log_softmax(logits), "processed" log_softmax(logits / temperature).
+        """
+
+
+class SmolLM2:
+    """The model and its tokenizer, loaded once for all samplers of a process."""
+
+    model_name = smollm2.MODEL_NAME
 
     def __init__(self) -> None:
         self.model = smollm2.load_model(print)
         self.tokenizer = smollm2.load_tokenizer()
         self.stop = int(self.tokenizer.eos_token_id)
 
+    @property
+    def policy(self) -> dict[str, Any]:
+        return {"name": self.model_name, "version": 0}
+
     def render(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Ids of a conversation up to where the assistant speaks, by the model's own chat template."""
         return list(
             self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         )
 
     def encode(self, text: str) -> list[int]:
-        """Ids of template text such as `<|im_end|>`; never called on text that was sampled."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+class LocalSampler(SmolLM2):
+    """Draws from the model."""
 
     @torch.no_grad()
     def sample(
         self,
         prompt: Sequence[int],
         *,
+        speaker: str,
         seed: int,
         n: int = 1,
         max_tokens: int = 40,
         temperature: float = 1.0,
-        logprobs_are: Literal["raw", "processed"] = "processed",
+        logprobs_are: LogprobsAre = "processed",
     ) -> list[Sampled]:
-        """`n` completions of one prompt, drawn together.
-
-        Args:
-            prompt: ids [P] the model reads.
-            logprobs_are: "raw" records log_softmax(logits), "processed" log_softmax(logits / temperature).
-        """
         generator = torch.Generator().manual_seed(seed)
         # N completions, T tokens, V vocabulary
         ids_NT = torch.zeros(n, 0, dtype=torch.long)
@@ -93,3 +148,80 @@ class Sampler:
             text=self.tokenizer.decode(ids[: length - stopped]),
             finish_reason="stop" if stopped else "length",
         )
+
+
+class ScriptedSampler:
+    """Says the lines of a script; their ids and logprobs are the model's own.
+
+    What a small model would not come to by itself can be recorded this way, with logprobs that one forward
+    pass gives again: only the choice of the words is not the model's.
+    """
+
+    def __init__(self, base: SmolLM2, script: Script) -> None:
+        self._base = base
+        self._script = script
+        self._said: dict[str, int] = defaultdict(int)
+        self.stop = base.stop
+        self.model_name = base.model_name
+        self.policy = base.policy
+
+    def render(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        return self._base.render(messages)
+
+    def encode(self, text: str) -> list[int]:
+        return self._base.encode(text)
+
+    def sample(
+        self,
+        prompt: Sequence[int],
+        *,
+        speaker: str,
+        seed: int,
+        n: int = 1,
+        max_tokens: int = 40,
+        temperature: float = 1.0,
+        logprobs_are: LogprobsAre = "processed",
+    ) -> list[Sampled]:
+        """The next `n` lines of the speaker. Lengths are the script's, whatever `max_tokens` says.
+
+        Raises:
+            ScriptEnded: there are fewer.
+        """
+        scale = temperature if logprobs_are == "processed" else 1.0
+        return [self._spoken(prompt, self._line(speaker), scale) for _ in range(n)]
+
+    def unsaid(self) -> dict[str, int]:
+        """Lines that nobody asked for, by speaker: a script that is not played to its end is a wrong one."""
+        left = {who: len(lines) - self._said[who] for who, lines in self._script.items()}
+        return {who: count for who, count in left.items() if count}
+
+    def _line(self, speaker: str) -> str:
+        lines, place = self._script.get(speaker, ()), self._said[speaker]
+        if place >= len(lines):
+            raise ScriptEnded(
+                speaker=speaker,
+                lines=len(lines),
+                speakers=sorted(self._script),
+                hint="give the speaker another line in the system's script",
+            )
+        self._said[speaker] += 1
+        return lines[place]
+
+    def _spoken(self, prompt: Sequence[int], line: str, scale: float) -> Sampled:
+        is_cut = line.endswith("...")
+        ids = [*self.encode(line), *([] if is_cut else [self.stop])]
+        return Sampled(
+            ids=tuple(ids),
+            logprobs=self._logprobs(prompt, ids, scale),
+            text=line,
+            finish_reason="length" if is_cut else "stop",
+        )
+
+    @torch.no_grad()
+    def _logprobs(self, prompt: Sequence[int], ids: Sequence[int], scale: float) -> tuple[float, ...]:
+        # T tokens of prompt and line, S sampled ones, V vocabulary
+        ids_T = torch.tensor([[*prompt, *ids]])
+        logits_SV = self._base.model(ids_T, use_cache=False, logits_to_keep=len(ids) + 1).logits[0, :-1]
+        sampled_S = torch.tensor(ids)
+        logprob_SV = torch.log_softmax(logits_SV / scale, dim=-1)
+        return tuple(logprob_SV.gather(1, sampled_S[:, None])[:, 0].tolist())

@@ -16,7 +16,17 @@ def test_it_runs_on_the_traces_of_the_repository() -> None:
         "linear",
         "subagents",
     ]
-    assert demo._traces(REPO / "sample_traces") == demo._traces(None)
+    assert {*demo._traces(None)} <= {*demo._traces(REPO / "sample_traces")}
+
+
+def test_a_script_is_that_of_a_system(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--scripted"]) == 2
+    assert "--system" in capsys.readouterr().err
+
+
+def test_a_system_that_is_not_there_is_told_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--system", "nothing"]) == 2
+    assert "linear" in capsys.readouterr().err
 
 
 def test_without_traces_it_says_where_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

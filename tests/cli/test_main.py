@@ -39,7 +39,7 @@ SURFACE = {
     "keys list": {"--db", "--json", "--project"},
     "keys revoke": {"--db", "--json", "--project", "prefix"},
     "keys rotate": {"--db", "--grace", "--json", "--project", "prefix"},
-    "demo": {"--dir", "--json", "--traces"},
+    "demo": {"--dir", "--json", "--scripted", "--system", "--traces"},
     "import": {"--db", "--format", "--json", "--list-formats", "--project", "--url", "paths"},
     "show": {"--context", "--db", "--json", "--picture", "--project", "id"},
     "sql": {

@@ -9,16 +9,19 @@ from typing import Any
 import pytest
 
 from sample_traces.chat import Chat, assistant, system, user
-from sample_traces.sampler import Sampled, Sampler
-from sample_traces.systems import SYSTEMS
+from sample_traces.sampler import Sampled
+from sample_traces.systems import system as system_named
 from tests.sample_traces.traces import graphs_of
 from tracestore.client import Client
 from tracestore.wire.decode import decode_event
 from tracestore.wire.events import AnyEvent
 
 
-class Scripted(Sampler):
+class Scripted:
     """Characters are tokens, 0 is the stop token, and the answers are given."""
+
+    model_name = "scripted"
+    policy = {"name": "scripted", "version": 0}  # noqa: RUF012
 
     def __init__(self, *answers: str) -> None:
         self.stop = 0
@@ -62,7 +65,7 @@ def client() -> Iterator[Kept]:
 
 
 def play(client: Kept, name: str, *answers: str) -> float:
-    return SYSTEMS[name].play(client.episode("e"), Scripted(*answers), 0)
+    return system_named(name).play(client.episode("e"), Scripted(*answers), 0)
 
 
 def test_a_prompt_is_what_was_read_and_sampled_before_and_the_template_around_what_is_new() -> None:

@@ -13,10 +13,23 @@ from tracestore.wire.decode import decode_event
 from tracestore.wire.events import AnyEvent, episode_id_of
 
 NAMES = ("candidates", "compaction", "linear", "subagents")
+"""Those that a model sampled."""
+SCRIPTED = tuple(sorted(path.parent.name for path in (REPO / "sample_traces").glob("*/demo.toml")))
+"""Those that a script speaks, for `tracestore demo --system`."""
 
 
 def trace_path(name: str) -> Path:
     return REPO / "sample_traces" / name / "trace.jsonl"
+
+
+def scripted_path(name: str) -> Path:
+    """The scripted recording: a file of its own where `trace.jsonl` was sampled."""
+    own = trace_path(name).with_name("scripted.jsonl")
+    return own if own.exists() else trace_path(name)
+
+
+def scripted_events(name: str) -> list[AnyEvent]:
+    return [decode_event(line) for line in scripted_path(name).read_bytes().splitlines()]
 
 
 def trace_events(name: str) -> list[AnyEvent]:

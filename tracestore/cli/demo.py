@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracestore.cli.common import (
     Subparsers,
+    UsageError,
     extra,
     note,
     print_json_line,
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from tracestore.store.store import Store
 
 PROJECT = "default"
+DATABASE = "demo.db"
+SAMPLED = ("linear", "compaction", "subagents", "candidates")
+"""Systems whose traces a model sampled, in the order of a first reading; scripts speak the others."""
 TREE_OF = "subagents-0"
 """The episode whose call tree is printed."""
 MAX_LOGPROB_DIFF = 1e-3
@@ -85,15 +89,41 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--traces", metavar="DIR", type=Path, help="sample traces (default: those of the repository)"
     )
+    parser.add_argument(
+        "--system",
+        metavar="NAME",
+        help="play one system of the sample traces instead, from its harness to a training step",
+    )
+    parser.add_argument(
+        "--scripted",
+        action="store_true",
+        help="with --system: say the lines of its script, whose figures are known, instead of sampling",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    traces = _traces(args.traces)
+    if args.scripted and args.system is None:
+        raise UsageError(scripted=True, hint="name a system: tracestore demo --system rao --scripted")
     share_cpus()
+    return _show_traces(args) if args.system is None else _show_system(args)
+
+
+def _show_system(args: argparse.Namespace) -> int:
+    with extra("train"):
+        from tracestore.cli.demo_system import show_system
+
+    folder = _root(args.traces) / args.system
     with ExitStack() as stack:
-        folder = args.dir or Path(stack.enter_context(TemporaryDirectory(prefix="tracestore-demo-")))
-        folder.mkdir(parents=True, exist_ok=True)
-        demo = _Demo(args, folder)
+        out = _folder(args, stack)
+        url = stack.enter_context(loopback_server(out / DATABASE))
+        print_json_line(show_system(args, folder, out / DATABASE, out, url))
+    return 0
+
+
+def _show_traces(args: argparse.Namespace) -> int:
+    traces = _traces(args.traces)
+    with ExitStack() as stack:
+        demo = _Demo(args, _folder(args, stack))
         demo.post(traces)
         with store_at(demo.db, create=False) as store:
             demo.show(store)
@@ -103,9 +133,21 @@ def run(args: argparse.Namespace) -> int:
     return 0 if facts["max_logprob_diff"] <= MAX_LOGPROB_DIFF else 1
 
 
+def _folder(args: argparse.Namespace, stack: ExitStack) -> Path:
+    folder: Path = args.dir or Path(stack.enter_context(TemporaryDirectory(prefix="tracestore-demo-")))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _root(folder: Path | None) -> Path:
+    return folder or Path(__file__).resolve().parents[2] / "sample_traces"
+
+
 def _traces(folder: Path | None) -> list[Path]:
-    root = folder or Path(__file__).resolve().parents[2] / "sample_traces"
+    root = _root(folder)
     found = sorted(root.glob("*/trace.jsonl"))
+    if folder is None:
+        found = [path for path in found if path.parent.name in SAMPLED]
     if not found:
         raise TracesMissing(
             folder=str(root), hint="run it in a clone of the repository, or name them by --traces"
@@ -145,7 +187,7 @@ class _Demo:
 
     @property
     def database(self) -> Path:
-        return self.folder / "demo.db"
+        return self.folder / DATABASE
 
     @property
     def db(self) -> str:

@@ -1,0 +1,31 @@
+"""One system: a task, a harness that attempts it, and who speaks in the episodes that are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sample_traces.sampler import Sampler, Script
+from tracestore.client import Episode
+
+Play = Callable[[Episode, Sampler, int], float]
+"""(episode, sampler, seed) -> reward, recording on the way."""
+
+
+@dataclass(frozen=True)
+class System:
+    """A harness and the group of episodes that is recorded with it."""
+
+    task: str
+    """Id of the task that all episodes of the group attempt."""
+    play: Play
+    seeds: tuple[int, ...] = ()
+    """One sampled episode each; () for a system that is only played by script."""
+    scripts: tuple[Script, ...] = ()
+    """One scripted episode each."""
+    scripted_play: Play | None = None
+    """Plays the scripts where they show what `play` does not come to."""
+
+    @property
+    def plays_scripts(self) -> Play:
+        return self.scripted_play or self.play
