@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -88,13 +88,15 @@ def convert(
     *,
     to: Target,
     rule: str | None = None,
+    terms: Mapping[str, float] | None = None,
     credit: Callable[[Row], flat.TokenAdvantages] | None = None,
     progress: Callable[[float], None] = lambda rows: None,
 ) -> Converted:
     """Writes an export's samples as `to` into a new folder: `shard-00000.parquet` or `.jsonl` a shard.
 
     Args:
-        rule, credit: the name of a credit rule, and what it gives a row.
+        rule, terms, credit: the name of a credit rule, the weights of costs that stand beside the rewards,
+            and what both give a row.
         progress: told the rows done since last time.
 
     Raises:
@@ -112,7 +114,11 @@ def convert(
     objective = manifest.spec.get("objective", "rl")
     options = flat.Options(ownership=manifest.ownership, objective=objective, credit=credit)
     done = Converted()
-    about = {"manifest_hash": manifest.manifest_hash, "advantages": rule}
+    about = {
+        "manifest_hash": manifest.manifest_hash,
+        "advantages": rule,
+        "reward_terms": json.dumps(dict(terms), sort_keys=True) if terms else None,
+    }
     with staged_folder(out) as folder:
 
         def counted(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:

@@ -51,7 +51,7 @@ SURFACE = {
         *("--engine", "--format", "--render", "--template", "--tokenizer", "--workers"),
         *("--follow", "--interval", "--until-idle", "--settle", "--silence", "--lag", "--run"),
     },
-    "convert": {"export", "--to", "--out", "--advantages", "--json"},
+    "convert": {"export", "--to", "--out", "--advantages", "--reward-term", "--json"},
     "credit": {"export", "--rule", "--reward-term", "--step", "--out", "--json"},
     "train": {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),

@@ -465,6 +465,7 @@ def test_a_flat_sample_and_the_sql_view_of_samples_have_one_word_for_one_thing()
         ["flat", "--advantages", "no"],
         ["flat", "--advantages", "pkpo"],
         ["flat", "--advantages", "shared:k=2"],
+        ["flat", "--reward-term", "length=-0.1"],
     ],
 )
 def test_a_rule_stands_where_the_format_has_a_place_for_it(
@@ -494,6 +495,21 @@ def test_the_advantages_of_the_best_of_k_attempts_are_written_with_their_k(
     )
     told = pq.read_schema(tmp_path / "flat" / "shard-00000.parquet").metadata
     assert told[b"tracestore.advantages"] == b"pkpo:k=2"
+
+
+def test_what_an_episode_cost_is_in_the_advantages_that_are_written(tmp_path: Path) -> None:
+    # Both are right; one sampled 2 tokens, one 4: .8 and .6 against their mean of .7.
+    made = row(
+        [(-1, [1, 2], -1), (0, [3, 4], 0), (0, [5, 6, 7, 8], 1)],
+        [(0, [0, 1], [0]), (1, [0, 2], [1])],
+        rewards=[1.0, 1.0],
+    )
+    export = export_of([made], tmp_path / "x")
+    words = ["--to", "flat", "--advantages", "shared", "--reward-term", "length=-0.1"]
+    assert main(["convert", str(export.path), *words, "--out", str(tmp_path / "flat")]) == 0
+    assert [one["advantages"][-1] for one in loaded(tmp_path / "flat")] == pytest.approx([0.1, -0.1])
+    told = pq.read_schema(tmp_path / "flat" / "shard-00000.parquet").metadata
+    assert told[b"tracestore.reward_terms"] == b'{"length": -0.1}'
 
 
 def test_nothing_is_written_into_a_folder_that_holds_something(scenarios: Export, tmp_path: Path) -> None:

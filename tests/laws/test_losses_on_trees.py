@@ -18,12 +18,13 @@ import torch
 
 from tests.laws.test_tree_equals_rows import flat_grad, float64_throughout, prepared, temperatures
 from tests.train.models import VOCAB, tiny
-from tests.train.rows import random_row
+from tests.train.rows import random_row, row
 from tracestore.shards.row import CandidateSetEntry, MemberEntry, Row
 from tracestore.shards.views import flattened
 from tracestore.train.couple import ready
+from tracestore.train.credit.base import Context
 from tracestore.train.engine import Engine
-from tracestore.train.filling import Batch, Grown, paired, supervised
+from tracestore.train.filling import Batch, Grown, credited, paired, supervised
 from tracestore.train.forest import Forest, Targets, forest
 from tracestore.train.loader import BEGIN, Group
 from tracestore.train.losses.base import Clip, Objective
@@ -212,6 +213,35 @@ def test_divergence_and_entropy(estimator: Any) -> None:
                 g_rows=flat_grad(model),
                 loss=float(value.detach()),
             )
+
+
+def test_under_tree_mean_the_terms_too_are_the_mean_of_the_branches() -> None:
+    # Two samples share the completion [3, 4] and have one token of their own each: weights 1, 1, 1/2, 1/2.
+    segments = [(-1, [1, 2], -1), (0, [3, 4], 0), (1, [5], 1), (1, [6], 2)]
+    made = row(segments, [(0, [0, 1, 2], [0, 1]), (0, [0, 1, 3], [0, 2])], rewards=[1.0])
+    objective = Objective(clip=CLIP, kl_weight=0.7, kl="k3", entropy_weight=0.3)
+    with float64_throughout():
+        model, reference = models()
+        batch = credited((grown_group(made),), rule="shared", context=Context(), ownership="tree_mean")
+        [(_, targets)] = batch.work
+        assert targets.more["term"].tolist() == [1.0, 1.0, 0.5, 0.5]
+        # A group of one has no advantage: the terms are all there is.
+        assert np.concatenate([targets.plus_N, targets.minus_N]).tolist() == [0.0] * 8
+        branches = []
+        for path in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6]):
+            now_NV, then_NV = (
+                distributions(one, np.asarray(path), torch.ones(5, dtype=torch.float64))[1:]
+                for one in (model, reference)
+            )
+            d_N = (now_NV - then_NV.detach())[range(3), path[2:]]
+            entropy_N = -(now_NV.exp() * now_NV).sum(-1)
+            branches.append((0.7 * (torch.exp(-d_N) - 1 + d_N) - 0.3 * entropy_N).sum())
+        value = (branches[0] + branches[1]) / 2 / 4  # over the four tokens that train
+        value.backward()
+        g_rows = flat_grad(model)
+        found, _ = on_tree(batch, objective, model, reference, tokens=100)
+        assert found == pytest.approx(float(value.detach()), rel=1e-9)
+        assert (flat_grad(model) - g_rows).norm() <= 1e-9 * g_rows.norm()
 
 
 def grown_group(row: Row) -> Grown:

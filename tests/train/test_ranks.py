@@ -14,6 +14,7 @@ import torch
 from tests.train.exports import export_of
 from tests.train.models import tiny
 from tests.train.test_loop import group, recorded
+from tests.train.test_objectives import pairs_of
 from tests.train.two_ranks import (
     ASKED,
     FOLLOW,
@@ -48,6 +49,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = recorded(tiny("llama", attention="sdpa", tie_word_embeddings=True), [group(i) for i in range(5)])
     export_of(rows, folder / "export")
     export_of([group(0), *(long_group(i) for i in range(1, 5))], folder / "long")
+    export_of([pairs_of(i) for i in range(4)], folder / "pairs")
+    export_of(
+        recorded(tiny("llama"), [group(i, rewards=[1.0, 0.0, 0.5]) for i in range(3)]), folder / "timed"
+    )
     made = group(0)
     export_of([replace(made, logprobs=np.where(made.has_logprob, -1e4, 0.0))], folder / "broken")
     logs(folder)
@@ -87,8 +92,9 @@ def assert_equal_runs(two: dict[str, Any], one: dict[str, Any]) -> None:
     assert two.keys() == one.keys()
     for name in one:
         assert two[name]["steps"] == one[name]["steps"], name
-        ours, theirs = np.asarray(two[name]["floats"]), np.asarray(one[name]["floats"])
-        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-7), name
+        ours, theirs = (np.asarray(of[name]["floats"], dtype=np.float64) for of in (two, one))
+        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-7, nan_ok=True), name
+        assert two[name]["advantages"] == pytest.approx(one[name]["advantages"], rel=1e-9, abs=1e-9), name
         assert away(two[name]["weights"], one[name]["weights"]) <= 1e-6, name
 
 
@@ -148,6 +154,7 @@ def test_ranks_follow_what_the_first_one_saw(folder: Path, by_rank: list[dict[st
     alone = follower(folder, ALONE)
     for found in by_rank:
         assert found["follower"]["steps"] == alone["steps"]
+        assert found["follower"]["advantages"] == alone["advantages"]
         assert away(found["follower"]["weights"], alone["weights"]) <= 1e-5
     assert FOLLOW.reading.follow
     assert len({name for names, *_ in alone["steps"] for name in names}) == 4

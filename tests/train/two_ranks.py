@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,18 @@ from tracestore.errors import TracestoreError
 from tracestore.shards.read import open_export
 from tracestore.shards.row import Row
 from tracestore.train.checkpoint import checkpoint_in
+from tracestore.train.critic import CriticSettings
 from tracestore.train.filling import Filling
 from tracestore.train.loader import Reading
 from tracestore.train.loop import Settings, Trained, train
 from tracestore.train.lora import add_lora
+from tracestore.train.losses.base import Clip, Objective
 from tracestore.train.model import compute_layers_again, load_model
 from tracestore.train.ranks import ALONE, Ranks, ranks_of_environment
 from tracestore.train.sharding import full_parameters
 
+COUPLED = ("a ratio for each sample", "a critic")
+"""Runs that ask other models, or the model twice, before they compute a step."""
 TIED: dict[str, Any] = {"attention": "sdpa", "tie_word_embeddings": True}
 SETTINGS = Settings(
     steps=4, lr=1e-3, weight_decay=0.1, grad_clip=0.05, filling=Filling(groups_per_step=2), checkpoint_every=2
@@ -36,11 +40,28 @@ FOLLOW = Settings(reading=Reading(follow=True, idle_s=0), lr=1e-3)
 def said(done: Trained, model: Any) -> dict[str, Any]:
     """What a run gave, for a comparison with another."""
     steps = [
-        (m.groups, m.trained_tokens, m.zero_advantage_tokens, m.advantage_by_cause) for m in done.metrics
+        (m.groups, m.trained_tokens, m.zero_advantage_tokens, tuple(m.advantage_by_cause))
+        for m in done.metrics
     ]
-    floats = [(m.loss, m.grad_norm, m.ratio_mean, m.ratio_max, m.mean_logprob_diff) for m in done.metrics]
+    advantages = [
+        value
+        for m in done.metrics
+        for of_cause in m.advantage_by_cause.values()
+        for value in of_cause.values()
+    ]
+    floats = [
+        (m.loss, m.grad_norm, m.ratio_mean, m.ratio_max, m.mean_logprob_diff, m.kl, m.value_loss)
+        for m in done.metrics
+    ]
     weights = full_parameters(model, keep=True)
-    return {"run": done.run, "steps": steps, "floats": floats, "weights": weights, "rows": done.rows_reasons}
+    return {
+        "run": done.run,
+        "steps": steps,
+        "floats": floats,
+        "advantages": advantages,
+        "weights": weights,
+        "rows": done.rows_reasons,
+    }
 
 
 def long_group(index: int) -> Row:
@@ -56,8 +77,23 @@ def long_group(index: int) -> Row:
     )
 
 
-def laws() -> dict[str, tuple[Any, Settings]]:
-    """Runs in float64 whose weights must not depend on ranks."""
+@dataclass
+class Run:
+    """A run in float64 whose weights must not depend on ranks."""
+
+    model: Any
+    settings: Settings
+    export: str = "export"
+    reference: Any = None
+    critic: Any = None
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        of_critic = {} if self.critic is None else full_parameters(self.critic, keep=True)
+        return full_parameters(self.model, keep=True) | {f"critic.{n}": w for n, w in of_critic.items()}
+
+
+def laws() -> dict[str, Run]:
+    """Runs by what they have that others have not."""
     whole = replace(SETTINGS, steps=2, micro_batch_tokens=1_000)
     small = replace(whole, micro_batch_tokens=13)
     wide = {"dtype": torch.float64}
@@ -66,20 +102,40 @@ def laws() -> dict[str, tuple[Any, Settings]]:
     adapted = tiny("qwen3", **wide, attention="sdpa")
     add_lora(adapted, rank=2)
     adapted.to(torch.float64)
+    other = {**wide, "seed": 1, "attention": "sdpa"}
+    timed = replace(
+        whole, credit="mem1:lambda=0.95", critic=CriticSettings(lr=1e-2, epochs=2, pretrain_steps=1)
+    )
     return {
-        "whole": (tiny("llama", **wide, **TIED), whole),
-        "small": (tiny("llama", **wide, **TIED), small),
-        "layers again": (again, small),
-        "adapters": (adapted, whole),
-        "gpt2": (tiny("gpt2", **wide, attention="sdpa"), replace(whole, micro_batch_tokens=20)),
-        "no trees": (tiny("mistral", **wide, attention="sdpa", sliding_window=4), whole),
-        "some trees": (tiny("mistral", **wide, attention="sdpa", sliding_window=12), whole),
-        "recomputed": (tiny("llama", **wide, **TIED), replace(whole, old_logprobs="recomputed")),
+        "whole": Run(tiny("llama", **wide, **TIED), whole),
+        "small": Run(tiny("llama", **wide, **TIED), small),
+        "layers again": Run(again, small),
+        "adapters": Run(adapted, whole),
+        "gpt2": Run(tiny("gpt2", **wide, attention="sdpa"), replace(whole, micro_batch_tokens=20)),
+        "no trees": Run(tiny("mistral", **wide, attention="sdpa", sliding_window=4), whole),
+        "some trees": Run(tiny("mistral", **wide, attention="sdpa", sliding_window=12), whole, "long"),
+        "recomputed": Run(tiny("llama", **wide, **TIED), replace(whole, old_logprobs="recomputed")),
+        "a ratio for each sample": Run(
+            tiny("llama", **wide, **TIED),
+            replace(small, objective=Objective(loss="gspo", clip=Clip(), kl_weight=0.1)),
+            reference=tiny("llama", **other),
+        ),
+        "pairs": Run(
+            tiny("llama", **wide, **TIED),
+            replace(small, objective=Objective(loss="dpo")),
+            "pairs",
+            reference=tiny("gpt2", **other),
+        ),
+        "a head": Run(tiny("llama", **wide, **TIED), timed, "timed"),
+        # Its windows are shorter than the paths: rows for the critic where the policy computes trees.
+        "a critic": Run(
+            tiny("llama", **wide, **TIED), timed, "timed", critic=tiny("mistral", **other, sliding_window=4)
+        ),
     }
 
 
 def some_laws(folder: Path, ranks: Ranks) -> dict[str, Any]:
-    return _runs(folder, ranks, ("small", "layers again", "some trees"))
+    return _runs(folder, ranks, ("small", "layers again", "some trees", *COUPLED))
 
 
 def all_laws(folder: Path, ranks: Ranks) -> dict[str, Any]:
@@ -90,9 +146,17 @@ def _runs(folder: Path, ranks: Ranks, names: Sequence[str]) -> dict[str, Any]:
     asked = laws()
     runs = {}
     for name in names:
-        model, settings = asked[name]
-        export = open_export(folder / ("long" if name == "some trees" else "export"))
-        runs[name] = said(train(model, export, settings=settings, ranks=ranks, run="r"), model)
+        one = asked[name]
+        done = train(
+            one.model,
+            open_export(folder / one.export),
+            settings=one.settings,
+            reference=one.reference,
+            critic=one.critic,
+            ranks=ranks,
+            run="r",
+        )
+        runs[name] = said(done, one.model) | {"weights": one.weights()}
     return runs
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracestore.cli.common import Subparsers, add_export, print_facts, progress, verb_parser
+from tracestore.cli.common import (
+    Subparsers,
+    UsageError,
+    add_export,
+    add_reward_terms,
+    print_facts,
+    progress,
+    verb_parser,
+)
 
 if TYPE_CHECKING:
     from tracestore.shards.read import Export
@@ -40,6 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="credit rule whose advantages are written, such as shared or pkpo:k=4 (flat: optional, prime-rl:"
         " needed)",
     )
+    add_reward_terms(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,20 +57,35 @@ def run(args: argparse.Namespace) -> int:
 
     export = open_export(args.export)
     notes: Counter[str] = Counter()
-    credit = None if args.advantages is None else _credit(args.advantages, export, notes)
+    terms = dict(args.reward_term)
+    if terms and args.advantages is None:
+        raise UsageError(reward_terms=terms, hint="costs change advantages: name a rule, --advantages shared")
+    credit = None if args.advantages is None else _credit(args.advantages, terms, export, notes)
     with progress("convert", args=args, total=export.manifest.rows) as show:
-        done = convert(export, Path(args.out), to=args.to, rule=args.advantages, credit=credit, progress=show)
+        done = convert(
+            export,
+            Path(args.out),
+            to=args.to,
+            rule=args.advantages,
+            terms=terms,
+            credit=credit,
+            progress=show,
+        )
     facts = vars(done) | {"left_out": dict(done.left_out), "notes": dict(notes)}
     print_facts({"out": args.out, "to": args.to} | facts, args=args)
     return 0
 
 
-def _credit(rule: str, export: Export, notes: Counter[str]) -> Callable[[Row], TokenCredit]:
+def _credit(
+    rule: str, terms: Mapping[str, float], export: Export, notes: Counter[str]
+) -> Callable[[Row], TokenCredit]:
     """The advantages that our trainer gives at step 0; `notes` is told what the rule counts on the way."""
     from tracestore.train.credit import advantages, counted
     from tracestore.train.credit.base import Context, combine
+    from tracestore.train.credit.terms import check_terms
 
-    context = Context(batch_counts=counted(export.rows(), rule=rule))
+    check_terms(terms)
+    context = Context(batch_counts=counted(export.rows(), rule=rule), reward_terms=terms)
 
     def credit(row: Row) -> TokenCredit:
         given = advantages(row, rule=rule, context=context)

@@ -99,6 +99,9 @@ def save_checkpoint(
     """
     whole = ranks.size == 1 and not has_lora(model)
     weights = None if whole else full_parameters(model, keep=ranks.is_first, trained_only=has_lora(model))
+    of_critic = None
+    if critic is not None and ranks.size > 1:
+        of_critic = full_parameters(critic, keep=ranks.is_first)
     if ranks.is_first:
         _write(
             out / CHECKPOINT_FOLDER,
@@ -107,6 +110,7 @@ def save_checkpoint(
             optimizer=optimizer,
             state=state,
             critic=critic,
+            critic_weights=of_critic,
             old_logprobs=old_logprobs,
             tokenizer_from=tokenizer_from,
         )
@@ -121,6 +125,7 @@ def _write(
     optimizer: Mapping[str, Any],
     state: Mapping[str, Any],
     critic: Any,
+    critic_weights: Mapping[str, torch.Tensor] | None,
     old_logprobs: Mapping[str, np.ndarray] | None,
     tokenizer_from: Path | None,
 ) -> None:
@@ -132,7 +137,7 @@ def _write(
     else:
         model.save_pretrained(partial, safe_serialization=True, state_dict=weights)
     if critic is not None:
-        critic.save_pretrained(partial / CRITIC_FOLDER, safe_serialization=True)
+        critic.save_pretrained(partial / CRITIC_FOLDER, safe_serialization=True, state_dict=critic_weights)
         _sync(partial / CRITIC_FOLDER)
     torch.save(dict(optimizer), partial / OPTIMIZER_FILE)
     if old_logprobs:

@@ -10,7 +10,7 @@ each shared token once. It begins as V = 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,9 @@ import torch
 from tracestore.train.engine import Engine
 from tracestore.train.forest import Forest, Pack, Unit, trainable_targets
 from tracestore.train.losses.value import value_loss
-from tracestore.train.plan import Step, planned
+from tracestore.train.plan import Step, in_passes_of, planned
+from tracestore.train.ranks import Ranks
+from tracestore.train.sharding import full, full_state, load_full_state
 from tracestore.train.step import NonFiniteStep
 
 
@@ -67,22 +69,41 @@ class Critic:
         self.head = torch.nn.Linear(size, 1, dtype=dtype, device=trunk.device)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
-        below = trunk.model.base_model.parameters() if trains_trunk else ()
-        self.parameters = [*self.head.parameters(), *(p for p in below if p.requires_grad)]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=settings.lr, weight_decay=0.0)
+        self.below = [p for p in trunk.model.base_model.parameters() if trains_trunk and p.requires_grad]
+        # Apart: with several ranks those below lie in pieces, and every rank has the whole head.
+        groups = [{"params": one} for one in (list(self.head.parameters()), self.below) if one]
+        self.optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=0.0)
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """All that learn, the head's first."""
+        return [*self.head.parameters(), *self.below]
 
     def values(self, grown: Forest, *, micro_batch_tokens: int) -> np.ndarray:
-        """float64 [T], the value of the state before each token that trains, NaN elsewhere. No gradients."""
+        """float64 [T], the value of the state before each token that trains, NaN elsewhere. No gradients.
+
+        Ranks share the work, and all of them get the whole answer.
+        """
         value_T = np.full(grown.num_tokens, np.nan)
         targets = trainable_targets(grown)
         if not len(targets):
             return value_T
+        plan = planned([(grown, targets)], micro_batch_tokens=micro_batch_tokens, placing=self.trunk.placing)
+        found: list[tuple[np.ndarray, np.ndarray]] = []
         with torch.no_grad():
-            for units in planned([(grown, targets)], micro_batch_tokens=micro_batch_tokens).micro_batches:
+            for units in plan.by_rank[self._ranks.rank]:
                 for pack, value_N in self._passes(units):
-                    token_N = np.concatenate([one.targets.token_N for one in pack.units])
-                    value_T[token_N] = value_N.double().cpu().numpy()
+                    if pack.units:
+                        token_N = np.concatenate([one.targets.token_N for one in pack.units])
+                        found.append((token_N, value_N.double().cpu().numpy()))
+        for of_rank in self._ranks.gathered(found):
+            for token_N, found_N in of_rank:
+                value_T[token_N] = found_N
         return value_T
+
+    @property
+    def _ranks(self) -> Ranks:
+        return self.trunk.ranks
 
     def learn(self, step: Step, *, grad_clip: float | None) -> CriticStats:
         """Takes the critic's optimizer steps on a step whose targets carry `return` and `value`.
@@ -90,6 +111,7 @@ class Critic:
         Raises:
             NonFiniteStep: a loss or a gradient is no finite number; the weights are as before this epoch.
         """
+        step = in_passes_of(step, self.trunk.placing)
         told = [one.targets.more for units in step.micro_batches for one in units]
         return_N = np.concatenate([more["return"] for more in told])
         value_N = np.concatenate([more["value_before"] for more in told])
@@ -113,8 +135,11 @@ class Critic:
 
     def _backward(self, step: Step, count: int) -> float:
         total = 0.0
-        for units in step.micro_batches:
+        for units in step.by_rank[self._ranks.rank]:
             for pack, value_N in self._passes(units):
+                if not pack.units:
+                    (value_N.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+                    continue
                 dtype = value_N.dtype
                 known_N = torch.isfinite(pack.more["return"])
                 loss_N = value_loss(
@@ -125,16 +150,28 @@ class Critic:
                 )
                 part = loss_N.sum() / count
                 total += float(part.detach())
-                if not math.isfinite(total):
-                    raise NonFiniteStep(value_loss=total, hint="lower --critic-lr, or look at the rewards")
                 part.backward()  # type: ignore[no-untyped-call]
+        total = sum(self._ranks.gathered(total))
+        # Only now: a rank that stopped on its own would leave the others waiting for its part of a layer.
+        if not math.isfinite(total):
+            raise NonFiniteStep(value_loss=total, hint="lower --critic-lr, or look at the rewards")
+        self._sum_head()
         return total
 
+    def _sum_head(self) -> None:
+        """The head's gradients of all ranks, in order of rank; those below are summed where they lie."""
+        if self._ranks.size > 1:
+            for parameter in self.head.parameters():
+                grads = self._ranks.gathered(parameter.grad)
+                parameter.grad = torch.stack([g for g in grads if g is not None]).sum(0)
+
     def _apply(self, grad_clip: float | None) -> float:
-        limit = math.inf if grad_clip is None else grad_clip
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+        norm = math.hypot(*(_norm(some) for some in (self.head.parameters(), self.below)))
         if not math.isfinite(norm):
             raise NonFiniteStep(critic_grad_norm=norm, hint="lower --critic-lr, or look at the rewards")
+        if grad_clip is not None:
+            for some in (self.head.parameters(), self.below):
+                torch.nn.utils.clip_grads_with_norm_(some, grad_clip, torch.tensor(norm))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
@@ -155,12 +192,17 @@ class Critic:
 
     def state(self) -> dict[str, Any]:
         """What `load` reads, besides the weights of a trunk of its own."""
-        return {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {"head": self.head.state_dict(), "optimizer": full_state(self.optimizer)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Stand where a critic stood that said this."""
         self.head.load_state_dict(state["head"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_full_state(self.optimizer, state["optimizer"])
+
+
+def _norm(parameters: Iterable[torch.nn.Parameter]) -> float:
+    grads = [p.grad for p in parameters if p.grad is not None]
+    return float(full(torch.nn.utils.get_total_norm(grads))) if grads else 0.0
 
 
 def _explained(value_N: np.ndarray, return_N: np.ndarray) -> float | None:

@@ -206,6 +206,8 @@ def credited(
             credit = combine(grown.row, given, ownership=ownership)
             targets = trained_targets(grown, credit, old_logprob_T=old_logprobs(grown))
             notes.update(_notes(grown.row, given, len(targets)))
+            if ownership == "tree_mean":  # in the advantages already, not in what stands beside them
+                targets = targets.given(term=weights(grown.row, ownership)[targets.token_N])
             if value_T is not None:
                 return_T = returns(grown.row, given)
                 token_N = targets.token_N

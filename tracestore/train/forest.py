@@ -135,7 +135,8 @@ class Targets:
     """float64 [N], the denominator of the importance ratio; NaN where unknown."""
     more: Mapping[str, np.ndarray] = field(default_factory=dict)
     """float64 [N] each, what else a loss was given: `share`, what a target weighs in the sum that the step's
-    denominator divides (without it: 1); `reference`, logprobs of the reference model; `value`, `slope`,
+    denominator divides (without it: 1); `term`, what divergence and entropy weigh there, g / K under
+    `tree_mean` (without it: 1); `reference`, logprobs of the reference model; `value`, `slope`,
     `ratio` and `is_clipped` of a coupled loss, see `tracestore.train.losses.base.linear`; `return` and
     `value_before`, what a critic should have said before the token (NaN: unknown) and what it said."""
 

@@ -199,12 +199,7 @@ def train(
     """
     choose(settings.credit)
     check_terms(settings.reward_terms)
-    check_settings(
-        settings,
-        objective=export.manifest.spec.get("objective"),
-        reference=reference,
-        ranks=ranks.size,
-    )
+    check_settings(settings, objective=export.manifest.spec.get("objective"), reference=reference)
     torch.manual_seed(settings.reading.seed)
     engine = Engine(model, ranks=ranks, compute_dtype=_dtype(settings))
     probe(engine, seed=settings.reading.seed)
@@ -237,12 +232,11 @@ def train(
     return Trained(trainer.run, tuple(done), dict(+trainer.notes), dict(engine.reasons), checkpoint)
 
 
-def check_settings(settings: Settings, *, objective: str | None, reference: Any, ranks: int = 1) -> None:
+def check_settings(settings: Settings, *, objective: str | None, reference: Any) -> None:
     """Whether the loss can be computed as the settings say.
 
     Args:
         objective: of the export, where it is known.
-        ranks: processes that share the run.
 
     Raises:
         UnknownLoss, MissingReference, UnsuitableLoss.
@@ -269,10 +263,6 @@ def check_settings(settings: Settings, *, objective: str | None, reference: Any,
             refuse("this loss has no importance ratio: leave out --importance-cap")
     if settings.critic is not None:
         _check_critic(settings, refuse)
-    if ranks > 1 and (loss in ("gspo", "dpo") or wanted.needs_reference or settings.critic is not None):
-        refuse(
-            "gspo, dpo, a reference and a critic are computed by one process: leave out torchrun", ranks=ranks
-        )
     if loss == "dpo" and settings.denominator.kind != "token":
         refuse("dpo divides by its pairs: leave out --denominator", denominator=settings.denominator.kind)
     fits = {"sft": ("sft", None), "dpo": ("preference", "rl", None)}
@@ -299,7 +289,7 @@ def _frozen(reference: Any, engine: Engine, *, seed: int) -> Engine:
             reference_vocab_size=sizes[1],
             hint="a reference has the same tokenizer; as a rule it is the model that training began with",
         )
-    frozen = Engine(reference)
+    frozen = Engine(reference, ranks=engine.ranks)
     probe(frozen, seed=seed)
     reference.requires_grad_(False)
     return frozen
@@ -309,7 +299,7 @@ def _critic(engine: Engine, model: Any, settings: Settings) -> Critic:
     assert settings.critic is not None
     if model is None:
         return Critic(engine, settings.critic, trains_trunk=False)
-    trunk = Engine(model)
+    trunk = Engine(model, ranks=engine.ranks)
     probe(trunk, seed=settings.reading.seed)
     return Critic(trunk, settings.critic, trains_trunk=True)
 

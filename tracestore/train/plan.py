@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -142,6 +142,14 @@ def packed(units: Iterable[Unit], micro_batch_tokens: int) -> list[MicroBatch]:
             batches[place].append(one)
             room[place] -= size
     return [tuple(batch) for batch in batches]
+
+
+def in_passes_of(step: Step, placing: Placing) -> Step:
+    """The same units on the same ranks, in the forward passes that another model of these ranks takes."""
+    by_rank = [
+        [one for units in batches if units for one in placing.passes(units)] for batches in step.by_rank
+    ]
+    return replace(_step(by_rank), denominator=step.denominator)
 
 
 def _step(by_rank: Sequence[Sequence[MicroBatch]]) -> Step:

@@ -118,7 +118,7 @@ def _terms(
     if entropy_N is not None:
         term_N = term_N - objective.entropy_weight * entropy_N
         seen.entropy_sum = (seen.entropy_sum or 0.0) + float(entropy_N.detach().double().sum())
-    return term_N
+    return term_N * pack.more["term"].to(term_N.dtype) if "term" in pack.more else term_N
 
 
 def apply(engine: Engine, optimizer: torch.optim.Optimizer, *, grad_clip: float | None) -> float:
