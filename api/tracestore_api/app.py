@@ -28,6 +28,7 @@ from tracestore_api.ingest import EventsRoute
 from tracestore_api.logs import Logs
 from tracestore_api.openapi import complete
 from tracestore_api.rates import Rates
+from tracestore_api.replay import Replay
 from tracestore_api.rewards import RewardRoute
 from tracestore_api.sql import SqlRoute
 from tracestore_api.traces import TracesRoute
@@ -74,6 +75,7 @@ def create_app(
     proxy: Proxy | None = None,
     retention: Sequence[Retention] = (),
     exported: Sequence[str] = (),
+    replayed: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """The service over an open store, which the caller closes after it.
@@ -85,6 +87,7 @@ def create_app(
         proxy: records what passes through it to a model; None: nothing does.
         retention: rules of what is deleted when (`store.retain`).
         exported: folders under which exports are served.
+        replayed: episodes that answer a replay which names none.
         clock: seconds, for rates and for how long a key is remembered.
     """
     limits = settings.limits
@@ -115,6 +118,7 @@ def create_app(
         Route("/v1/sql", sql, methods=["POST"], name="post_sql"),
         blob_route(store, blobs, limits=limits),
         *(() if proxy is None else proxy.routes()),
+        *Replay(store, settings=settings, episodes=replayed).routes(),
     ]
     app.state.store = store
     app.state.limits = limits

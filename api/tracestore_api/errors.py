@@ -40,6 +40,10 @@ class UnsupportedMediaType(TracestoreError):
     status: ClassVar[int] = 415
 
 
+class InvalidReplay(TracestoreError):
+    """This request cannot be answered from a recording."""
+
+
 class InvalidExport(TracestoreError):
     """The body is no OTLP request."""
 

@@ -32,6 +32,7 @@ from tracestore_api.proxy.names import unfolded
 from tracestore_api.rates import Rates
 
 HEALTH = "/v1/health"
+REPLAY = "/replay"
 _LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])", re.IGNORECASE)
 _HOST = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::\d{1,5})?")
 _KEY = re.compile(r"ts_[0-9A-Za-z]{8}_[0-9A-Za-z]")
@@ -201,7 +202,7 @@ class Entrance:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             scope["path"] = encoded_path(scope)
-            if scope["path"].startswith(PROXY):
+            if scope["path"].startswith((PROXY, REPLAY)):
                 scope["headers"] = unfolded(scope["headers"])
             await self._answer(scope, receive, send)
         else:

@@ -1,8 +1,8 @@
 """The service, as a document for programs: what FastAPI knows of it, and what it cannot see into.
 
 FastAPI sees the paths and parameters of reads. The answers, the plain ASGI doors, the keys and the errors,
-which are problems (RFC 9457) everywhere, are added here. The doors of the recording proxy are not in it: they
-are the upstream's.
+which are problems (RFC 9457) everywhere, are added here. The doors of the recording proxy and of replays are
+not in it: the providers describe what is spoken there.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ class Process:
     inject: bool
     retention: tuple[Retention, ...] = ()
     exported: tuple[str, ...] = ()
+    replayed: tuple[str, ...] = ()
 
     @contextmanager
     def opened(self) -> Iterator[FastAPI]:
@@ -68,6 +69,7 @@ class Process:
                 proxy=proxy,
                 retention=self.retention,
                 exported=self.exported,
+                replayed=self.replayed,
             )
         finally:
             store.close()
@@ -111,6 +113,7 @@ def serve(
     inject: bool = False,
     retention: tuple[Retention, ...] = (),
     exported: tuple[str, ...] = (),
+    replayed: tuple[str, ...] = (),
     on_ready: Callable[[Listening], None] = lambda listening: None,
 ) -> None:
     """Serve the store at `db_url` until SIGINT or SIGTERM; requests in hand are finished first.
@@ -124,6 +127,7 @@ def serve(
         inject: whether it asks for token ids and logprobs.
         retention: rules of what is deleted when (`store.retain`).
         exported: folders under which exports are served.
+        replayed: episodes that answer a replay which names none.
         on_ready: called once, when requests are answered.
 
     Raises:
@@ -151,6 +155,7 @@ def serve(
         inject=inject,
         retention=retention,
         exported=exported,
+        replayed=replayed,
     )
     with _stopped_by_sigterm(), _listening(address, port) as listener:
         url = f"http://{_in_url(address)}:{listener.getsockname()[1]}"

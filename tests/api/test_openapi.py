@@ -40,6 +40,7 @@ from tests.factories import (
 from tests.serving import running_server
 from tracestore.store import Store
 from tracestore_api.app import create_app
+from tracestore_api.guard import REPLAY
 from tracestore_api.openapi import ANSWERS
 
 Document = dict[str, Any]
@@ -82,7 +83,9 @@ def test_every_door_is_described(store: Store, document: Document) -> None:
     plain = {
         (method, re.sub(r":\w+}", "}", route.path))
         for route in app.routes
-        if isinstance(route, Route) and route.path != app.openapi_url
+        if isinstance(route, Route)
+        and route.path != app.openapi_url
+        and not route.path.startswith(REPLAY)  # where the providers' own dialects are spoken
         for method in route.methods or ()
     }
     described = {(method, path) for method, path, _ in operations(document)}

@@ -52,6 +52,7 @@ SURFACE = {
         *("--follow", "--interval", "--until-idle", "--settle", "--silence", "--lag", "--run"),
     },
     "convert": {"export", "--to", "--out", "--advantages", "--reward-term", "--json"},
+    "replay": {"--check", "--db", "--episode", "--json", "--port", "--project"},
     "credit": {"export", "--rule", "--reward-term", "--step", "--out", "--json"},
     "train": {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),

@@ -17,6 +17,7 @@ Values are percent-encoded everywhere but in headers and bodies. FIELDS are the 
 path is refused, since it stands in a configuration, elsewhere it is recorded as a gap and the call goes on.
 What a header, a path or a key says never reaches the upstream; baggage and bodies are forwarded untouched.
 
+`run` names a run of a harness; a replay gives each its own places, and a recording leaves it out.
 `agent` is an id, unique in its project. `agent-name` is a name within the episode: the agent's id is then
 EPISODE/NAME. A request that names neither belongs to the agent whose call it continues, or to EPISODE/main.
 """
@@ -41,7 +42,7 @@ _IDS = (
     *("episode", "agent", "call", "group", "task", "parent-call", "parent-agent", "spawned-by-call"),
     *("agent-name",),
 )
-_TEXTS = ("role", "purpose", "policy", "spawned-by-tool-call")
+_TEXTS = ("role", "purpose", "policy", "spawned-by-tool-call", "run")
 _NUMBERS = ("policy-version", "parent-completion")
 _SPLITS = ("train", "eval", "test")
 FIELDS = frozenset((*_IDS, *_TEXTS, *_NUMBERS, "split"))
@@ -103,11 +104,11 @@ class Address:
     """Whether it has a header of ours, so that one of ours may answer it."""
 
 
-def address_of(path: str, headers: Headers) -> Address:
+def address_of(path: str, headers: Headers, *, prefix: str = PREFIX) -> Address:
     """Where a request belongs by everything but its body, and what of it goes to the upstream.
 
     Args:
-        path: as sent, still percent-encoded, with PREFIX.
+        path: as sent, still percent-encoded, with the prefix.
 
     Raises:
         UnknownName: the path states a field that there is not, or a value that cannot be one.
@@ -115,7 +116,7 @@ def address_of(path: str, headers: Headers) -> Address:
     names = Names()
     kept, pairs = _without_ours(headers)
     names.state(pairs, place="header")
-    rest, stated = _split_path(path)
+    rest, stated = _split_path(path.removeprefix(prefix))
     names.state(stated, place="path")
     if unusable := next((name for name in names.unusable if name.startswith("path: ")), None):
         name = unusable.removeprefix("path: ")
@@ -158,9 +159,9 @@ def _without_ours(headers: Headers) -> tuple[list[tuple[bytes, bytes]], list[tup
     return kept, pairs
 
 
-def _split_path(path: str) -> tuple[str, list[tuple[str, str]]]:
+def _split_path(rest: str) -> tuple[str, list[tuple[str, str]]]:
     """(path at the upstream, what the segments before it state)."""
-    rest, pairs = path.removeprefix(PREFIX), []
+    pairs = []
     while (segment := rest[1:].partition("/")[0]) and "=" in segment:
         name, _, value = segment.partition("=")
         pairs.append((unquote(name), unquote(value, errors="replace")))

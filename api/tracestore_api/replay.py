@@ -1,0 +1,199 @@
+"""`/replay/...`: a harness's request -> the answer that was recorded for it, without a model.
+
+    base_url = http://127.0.0.1:8421/replay/episode=e1/v1        OpenAI: chat, responses, completions
+    base_url = http://127.0.0.1:8421/replay/episode=e1           Anthropic: messages
+
+Names stand where those of the recording proxy stand (`proxy.names`): the path, headers, a suffix of the API
+key. `episode` is what is replayed; `agent` or `agent-name` says whose answer is wanted; `run` gives a run of
+the harness its own places. A request that was never recorded is 409 and says where it differs first from the
+nearest that was; clients are told not to send it again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from anyio import CapacityLimiter, to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from tracestore.importers.exchanges import Exchange, request_body
+from tracestore.replay.answers import body_of, encoded, error_of, recorded_events
+from tracestore.replay.keys import Asked
+from tracestore.replay.streams import stream_of
+from tracestore.replay.tape import NotRecorded, NotReplayable, Played, Tape, recorded_calls
+from tracestore.settings import Settings
+from tracestore.store.store import Store
+from tracestore_api.access import admitted
+from tracestore_api.body import Admission, coding_of, decompress, read_body
+from tracestore_api.errors import InvalidReplay
+from tracestore_api.guard import REPLAY as PREFIX
+from tracestore_api.problems import problem_of, problem_response
+from tracestore_api.proxy.capture import text_of
+from tracestore_api.proxy.lineage import Recent
+from tracestore_api.proxy.names import Names, address_of, state_body
+from tracestore_api.response import StrictJSON
+
+_TAPES = 16
+"""Sets of episodes that are held in memory."""
+_TOLD = 1_000
+"""Calls that a status names."""
+_NO_RETRY = {"x-should-retry": "false"}
+"""What the OpenAI and Anthropic clients obey: a second request would be answered as the first."""
+
+
+class Replay:
+    """The recorded answers of a store."""
+
+    def __init__(self, store: Store, *, settings: Settings, episodes: Sequence[str] = ()) -> None:
+        """
+        Args:
+            episodes: that answer a request which names none.
+        """
+        self._store = store
+        self._episodes = tuple(episodes)
+        self._admission = Admission(
+            max_requests=settings.max_requests_in_hand, max_bytes=settings.max_bytes_in_hand
+        )
+        self._max_body_bytes = settings.max_body_bytes
+        self._tapes: Recent[tuple[str, tuple[str, ...]], Tape] = Recent(_TAPES)
+        self._lock = threading.Lock()
+        self._loading = CapacityLimiter(2)
+
+    def routes(self) -> list[Route]:
+        """Its routes in an app."""
+        return [
+            Route(PREFIX, self._status, methods=["GET"]),
+            Route(PREFIX, self._rewind, methods=["DELETE"]),
+            Route(PREFIX + "/{path:path}", _Door(self), methods=["POST"]),
+        ]
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        project = admitted(scope, needs="read")
+        address = address_of(scope["path"], scope["headers"], prefix=PREFIX)
+        with self._admission.ticket() as ticket:
+            body = await read_body(
+                receive,
+                content_length=text_of(scope["headers"], "content-length"),
+                max_bytes=self._max_body_bytes,
+                ticket=ticket,
+            )
+            if body is None:
+                return
+            coding = coding_of(text_of(scope["headers"], "content-encoding"))
+            text = decompress(body, coding=coding, max_bytes=self._max_body_bytes, ticket=ticket)
+            asked = _asked(address.path, text)
+            state_body(address.names, asked.body.value())
+            response = await self._answered(project, address.names, asked, scope)
+        await response(scope, receive, send)
+
+    async def _answered(self, project: str, names: Names, asked: Asked, scope: Scope) -> Response:
+        tape = await self._tape(project, self._named(names))
+        retries = text_of(scope["headers"], "x-stainless-retry-count")
+        try:
+            played = tape.answer(
+                asked,
+                run=names.get("run") or "",
+                agent=names.get("agent") or names.get("agent-name"),
+                is_retry=retries is not None and retries.strip("0") != "",
+            )
+            return _response(played, asked)
+        except (NotRecorded, NotReplayable) as error:
+            return problem_response(problem_of(error), headers=_NO_RETRY)
+
+    def _named(self, names: Names) -> tuple[str, ...]:
+        episode = names.get("episode")
+        if episode is not None:
+            return (episode,)
+        if not self._episodes:
+            raise InvalidReplay(
+                hint="name the episode: base_url = http://HOST/replay/episode=ID/v1, or X-Tracestore-Episode"
+            )
+        return self._episodes
+
+    async def _tape(self, project: str, episodes: tuple[str, ...]) -> Tape:
+        """The recorded calls of these episodes, loaded once."""
+        found = self._tapes.get((project, episodes))
+        if found is None:
+            found = await to_thread.run_sync(self._load, project, episodes, limiter=self._loading)
+        return found
+
+    def _load(self, project: str, episodes: tuple[str, ...]) -> Tape:
+        with self._lock:  # two first requests find one tape, with one place in it
+            tape = self._tapes.get((project, episodes))
+            if tape is None:
+                events = (self._store.load(project, episode) for episode in episodes)
+                tape = Tape(call for some in events for call in recorded_calls(some))
+                self._tapes.put((project, episodes), tape)
+            return tape
+
+    async def _status(self, request: Request) -> Response:
+        """What a run has not asked for yet."""
+        project, episodes, run = self._wanted(request)
+        tape = await self._tape(project, episodes)
+        unasked = [one.call.id for one in tape.unasked(run)]
+        facts: dict[str, Any] = {"episodes": list(episodes), "run": run, "calls": len(tape.calls)}
+        answered = {"answered": len(tape.calls) - len(unasked), "unasked": unasked[:_TOLD]}
+        return StrictJSON(facts | answered | {"missed": tape.missed(run)})
+
+    async def _rewind(self, request: Request) -> Response:
+        """Let a run begin again, with what was recorded until now."""
+        project, episodes, run = self._wanted(request)
+        (await self._tape(project, episodes)).rewind(run)
+        return Response(status_code=204)
+
+    def _wanted(self, request: Request) -> tuple[str, tuple[str, ...], str]:
+        project = admitted(request.scope, needs="read")
+        named = request.query_params.getlist("episode")
+        if not named and not self._episodes:
+            raise InvalidReplay(hint="name the episode: ?episode=ID")
+        return project, tuple(named) or self._episodes, request.query_params.get("run", "")
+
+
+class _Door:
+    """ASGI endpoint; Starlette takes a bound method for something else."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._replay.serve(scope, receive, send)
+
+
+def _asked(path: str, text: bytes) -> Asked:
+    dialect = Exchange(method="POST", url=path).dialect
+    if dialect is None:
+        raise InvalidReplay(
+            path=path, hint="what is replayed is chat/completions, responses, messages and completions"
+        )
+    body = request_body(text)
+    if body is None or not body.lstrip().startswith(b"{"):
+        raise InvalidReplay(path=path, hint="the body of a request to a model is a JSON object")
+    return Asked(dialect, body)
+
+
+def _response(played: Played, asked: Asked) -> Response:
+    headers = {"x-tracestore-call": played.recorded.call.id}
+    if played.by_arrival:
+        headers["x-tracestore-by-arrival"] = "true"
+    failed = error_of(played.recorded)
+    if failed is not None:
+        status, error = failed
+        return Response(
+            encoded(error), status_code=status, media_type="application/json", headers=headers | _NO_RETRY
+        )
+    body = body_of(played.recorded)
+    if not asked.wants_stream:
+        return Response(encoded(body), media_type="application/json", headers=headers)
+    events = stream_of(
+        body,
+        asked.dialect,
+        with_usage=asked.wants_usage,
+        recorded=recorded_events(played.recorded.call),
+    )
+    return Response(b"".join(events), media_type="text/event-stream", headers=headers)

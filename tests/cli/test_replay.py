@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.api.proxy import dialects as d
+from tests.factories import posted
+from tests.replay.conversations import events_of
+from tracestore.cli.main import main
+from tracestore.store.store import Store
+
+HARNESS = """
+import json, os, sys, urllib.request
+for question in sys.argv[1:]:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": question}]}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", data=body)
+    request.add_header("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
+    try:
+        urllib.request.urlopen(request).read()
+    except urllib.error.HTTPError:
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = f"sqlite:///{tmp_path_factory.mktemp('replay')}/t.db"
+    with Store.open(url) as store:
+        for place, question in enumerate(("one?", "two?")):
+            request = {"model": "m", "messages": [{"role": "user", "content": question}]}
+            events = events_of(
+                "openai_chat", request, d.chat(question[:-1]), call_id=f"c{place}", ordinal=place
+            )
+            store.ingest("tau", [posted(event) for event in events])
+    return url
+
+
+def check(
+    database: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], *questions: str
+) -> tuple[int, str]:
+    harness = tmp_path / "harness.py"
+    harness.write_text(HARNESS)
+    command = shlex.join([sys.executable, str(harness), *questions])
+    code = main(["replay", "--db", database, "--project", "tau", "--episode", "e", "--check", command])
+    return code, capfd.readouterr().out
+
+
+def test_a_harness_that_asks_what_was_recorded_is_identical(
+    database: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out = check(database, tmp_path, capfd, "one?", "two?")
+    assert (code, out) == (0, "identical: all 2 recorded calls were asked, and nothing else\n")
+
+
+def test_one_that_has_changed_is_told_where(
+    database: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out = check(database, tmp_path, capfd, "one?", "ten?")
+    assert code == 1
+    assert "diverged after 1 answered calls" in out
+    assert "messages[0].content, byte 0" not in out  # "two?" and "ten?" begin alike
+    assert "messages[0].content, byte 1" in out
+    assert "never asked: c1 (1 in all)" in out
+
+
+def test_an_episode_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["replay", "--json"])
+    assert "--episode" in json.loads(capsys.readouterr().err)["message"]

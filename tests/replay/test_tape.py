@@ -1,0 +1,172 @@
+"""Which recorded answer a request gets, and what it is told where there is none."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.api.proxy import dialects as d
+from tests.replay.conversations import events_of, recorded_of, tape_calls
+from tracestore.replay.differences import Difference, first_difference
+from tracestore.replay.keys import Asked
+from tracestore.replay.tape import NotRecorded, Tape
+from tracestore.wire.base import Raw
+
+
+def chat(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": text}]} | fields
+
+
+def asked(request: Any) -> Asked:
+    return Asked("openai_chat", Raw(json.dumps(request).encode()))
+
+
+def calls(*said: tuple[str, str, str]) -> Tape:
+    """(agent, what it asked, what it was told), in the order in which they were recorded."""
+    counted: dict[str, int] = {}
+    some = []
+    for place, (agent, question, answer) in enumerate(said):
+        ordinal = counted[agent] = counted.get(agent, -1) + 1
+        some.append(
+            events_of(
+                "openai_chat",
+                chat(question),
+                d.chat(answer),
+                call_id=f"c{place}",
+                agent_id=agent,
+                ordinal=ordinal,
+            )
+        )
+    return Tape(tape_calls(*some))
+
+
+def test_a_thousand_equal_requests_get_their_answers_in_order() -> None:
+    [one] = calls(("a", "again", "x")).calls
+    tape = Tape(replace(one, call=one.call.model_copy(update={"id": f"c{place}"})) for place in range(1000))
+    told = [tape.answer(asked(chat("again"))) for _ in range(1000)]
+    assert [one.recorded.call.id for one in told] == [f"c{place}" for place in range(1000)]
+    assert [one.occurrence for one in told] == list(range(1000))
+    with pytest.raises(NotRecorded, match="all its recorded answers were given"):
+        tape.answer(asked(chat("again")))
+
+
+AGENTS = [f"a{number}" for number in range(8)]
+TURNS = [(agent, "same", f"{agent}-{turn}") for turn in range(3) for agent in AGENTS]
+
+
+@pytest.fixture(scope="module")
+def of_eight() -> Tape:
+    return calls(*TURNS)
+
+
+@given(seed=st.integers(0, 1000))
+def test_agents_get_their_own_answers_in_whatever_order_they_ask(of_eight: Tape, seed: int) -> None:
+    tape, said = Tape(of_eight.calls), list(TURNS)
+    random.Random(seed).shuffle(said)
+    found: dict[str, list[str]] = {agent: [] for agent in AGENTS}
+    for agent, _, _ in said:
+        played = tape.answer(asked(chat("same")), agent=agent)
+        message = played.recorded.completions[0].message
+        assert message is not None
+        assert not played.by_arrival
+        found[agent].append(message.value()["content"])
+    assert found == {agent: [f"{agent}-{turn}" for turn in range(3)] for agent in AGENTS}
+
+
+def test_without_a_name_equal_requests_of_several_agents_go_by_arrival_and_it_is_said() -> None:
+    tape = calls(("a", "same", "1"), ("b", "same", "2"), ("a", "own", "3"))
+    assert [tape.answer(asked(chat("same"))).by_arrival for _ in range(2)] == [True, True]
+    assert not tape.answer(asked(chat("own"))).by_arrival
+
+
+def test_a_client_that_asks_again_gets_the_same_and_uses_nothing_up() -> None:
+    tape = calls(("a", "x", "1"), ("a", "x", "2"))
+    first = tape.answer(asked(chat("x")))
+    assert tape.answer(asked(chat("x")), is_retry=True) == first
+    assert tape.answer(asked(chat("x"))).recorded.call.id == "c1"
+
+
+def test_runs_have_places_of_their_own_and_one_may_begin_again() -> None:
+    tape = calls(("a", "x", "1"), ("a", "y", "2"))
+    for run in ("", "other"):
+        assert tape.answer(asked(chat("x")), run=run).recorded.call.id == "c0"
+    assert [one.call.id for one in tape.unasked("other")] == ["c1"]
+    tape.rewind("other")
+    assert tape.answer(asked(chat("x")), run="other").occurrence == 0
+
+
+def test_what_travels_beside_the_context_does_not_count_and_what_is_sampled_by_does() -> None:
+    request = asked(chat("x", temperature=0.5))
+    same = chat("x", temperature=5e-1, stream=True, stream_options={"include_usage": True}, user="u")
+    assert asked(same | {"top_p": None}).key == request.key
+    assert asked(chat("x", temperature=0.6)).key != request.key
+    assert asked(chat("y", temperature=0.5)).key != request.key
+    assert Asked("text", request.body).key != request.key
+
+
+def test_a_changed_word_is_told_with_its_byte_and_the_nearest_call() -> None:
+    long = [
+        {"role": "system", "content": "Du hilfst."},
+        {"role": "user", "content": "Wie heißt der längste Fluss?"},
+    ]
+    near = events_of("openai_chat", {"model": "m", "messages": long}, d.chat("1"), call_id="near")
+    far = events_of("openai_chat", chat("anything"), d.chat("2"), call_id="far", ordinal=1)
+    tape = Tape(tape_calls(far, near))
+    changed = [long[0], {"role": "user", "content": "Wie heißt der längste Berg?"}]
+    with pytest.raises(NotRecorded) as missed:
+        tape.answer(asked({"model": "m", "messages": changed}))
+    assert missed.value.values["nearest_call"] == "near"
+    # "Wie heißt der längste " is 22 characters, two of which take two bytes.
+    assert missed.value.values["difference"] == {
+        "path": "messages[1].content",
+        "byte": 24,
+        "recorded": "…e heißt der längste Fluss?",
+        "asked": "…e heißt der längste Berg?",
+    }
+    assert tape.missed() == [{"after": 0, **missed.value.values, "hint": missed.value.hint}]
+
+
+def test_an_agent_that_never_asked_this_is_told_who_did() -> None:
+    tape = calls(("a", "x", "1"))
+    with pytest.raises(NotRecorded, match="other agents asked this"):
+        tape.answer(asked(chat("x")), agent="b")
+
+
+def test_a_difference_in_what_is_sampled_by_is_told_after_the_context() -> None:
+    one, other = recorded_of("openai_chat", chat("x", seed=1), d.chat("1")), asked(chat("x", seed=2))
+    found = Tape([one]).nearest(other)
+    assert found is not None
+    assert found[1] == Difference("seed", None, "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "asked_for", "difference"),
+    [
+        ({"a": [1, {"b": "xy"}]}, {"a": [1, {"b": "xz"}]}, Difference("a[1].b", 1, "xy", "xz")),
+        ({"a": 1}, {"a": 1, "b": None}, Difference("b", None, "(nothing)", "null")),
+        ([1, 2], [1], Difference("[1]", None, "2", "(nothing)")),
+        (1, True, Difference("", None, "1", "true")),
+        ({"a": 1.0}, {"a": 1}, None),
+    ],
+)
+def test_the_first_difference(recorded: Any, asked_for: Any, difference: Difference | None) -> None:
+    assert first_difference(recorded, asked_for) == difference
+
+
+@given(left=st.text(max_size=30), right=st.text(max_size=30))
+def test_the_byte_is_where_the_texts_part(left: str, right: str) -> None:
+    found = first_difference(left, right)
+    assert (found is None) == (left == right)
+    if found is not None:
+        assert found.byte is not None
+        one, other = (text.encode("utf-8", "surrogatepass") for text in (left, right))
+        assert one[: found.byte] == other[: found.byte]
+        # The characters there differ, though their first bytes may be equal.
+        ends = (one[found.byte :], other[found.byte :])
+        assert ends[0] != ends[1]

@@ -1,0 +1,246 @@
+"""A recorded call -> the body that answers it again, in the dialect in which it was asked.
+
+What the call keeps of its response is put back where the dialect has it: messages as they were given, byte
+for byte, ids and logprobs as vLLM names them, counts, and what else the response said (`meta.http.response`).
+`importers.streams` reads of the body what was recorded of the first one; a law in the tests holds that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tracestore.replay.tape import NotReplayable, Recorded
+from tracestore.wire.base import Raw
+from tracestore.wire.call import Call, Dialect, Usage
+from tracestore.wire.completion import CompletionFields
+
+
+def body_of(recorded: Recorded) -> dict[str, Any]:
+    """The whole response; a message in it is `Raw` where it was kept.
+
+    Raises:
+        NotReplayable: the call failed, broke off, or its answer was not recorded.
+    """
+    call, completions = recorded.call, recorded.completions
+    if call.error is not None and not completions:
+        raise NotReplayable(
+            call_id=call.id,
+            error=call.error.message,
+            hint="no answer came when it was recorded; the error is all there is to send again",
+        )
+    if not completions or any(one.message is None for one in completions):
+        raise NotReplayable(call_id=call.id, hint="its answer was not recorded")
+    if any(one.partial for one in completions):
+        raise NotReplayable(
+            call_id=call.id, hint="its stream broke off: what had come is in the store, a whole answer is not"
+        )
+    said = _said(call)
+    return {
+        **_BODIES[call.dialect](call, completions),
+        **(_unsaid(call) if said is None else said),
+    }
+
+
+def error_of(recorded: Recorded) -> tuple[int, dict[str, Any]] | None:
+    """Status and body of a call that the server refused; None for any other."""
+    call, error = recorded.call, recorded.call.error
+    if error is None or error.status_code is None or recorded.completions:
+        return None
+    said = {"type": error.type, "message": error.message}
+    if call.dialect == "anthropic_messages":
+        return error.status_code, {"type": "error", "error": said}
+    return error.status_code, {"error": said}
+
+
+def encoded(body: Any) -> bytes:
+    """JSON text; `Raw` stands in it as it is."""
+    if isinstance(body, Raw):
+        return bytes(body)
+    if isinstance(body, Mapping):
+        parts = (json.dumps(name).encode() + b":" + encoded(value) for name, value in body.items())
+        return b"{" + b",".join(parts) + b"}"
+    if isinstance(body, (list, tuple)):
+        return b"[" + b",".join(map(encoded, body)) + b"]"
+    return json.dumps(body).encode("ascii")
+
+
+def _said(call: Call) -> dict[str, Any] | None:
+    """What a recorded response said beside what the call has fields for; None where nobody kept it."""
+    meta = call.meta.value() if call.meta is not None else None
+    http = meta.get("http") if isinstance(meta, dict) else None
+    if not isinstance(http, dict):
+        return None
+    rest = http.get("response")
+    placed = ("choices", "usage", "events", "chunks")
+    return (
+        {name: value for name, value in rest.items() if name not in placed} if isinstance(rest, dict) else {}
+    )
+
+
+def recorded_events(call: Call) -> list[dict[str, Any]]:
+    """The events of a Responses stream as they came, where the recording kept them; the last one without the
+    response that it carried."""
+    meta = call.meta.value() if call.meta is not None else None
+    http = meta.get("http") if isinstance(meta, dict) else None
+    rest = http.get("response") if isinstance(http, dict) else None
+    events = rest.get("events") if isinstance(rest, dict) else None
+    is_kept = isinstance(events, list) and all(isinstance(one, dict) and "type" in one for one in events)
+    return events if is_kept and call.dialect == "openai_responses" else []
+
+
+def _unsaid(call: Call) -> dict[str, Any]:
+    """Fields that a client of the dialect may insist on, of a call that was recorded by its parts."""
+    at = (call.started_at or 0) // 10**9
+    if call.dialect == "anthropic_messages":
+        return {"stop_sequence": None}
+    if call.dialect == "openai_responses":
+        more = {
+            "incomplete_details": None,
+            "error": None,
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+        }
+        return {"created_at": at, **more}
+    return {"created": at}
+
+
+def _chat(call: Call, completions: Sequence[CompletionFields]) -> dict[str, Any]:
+    choices = [
+        {"index": index, "message": one.message, "finish_reason": one.finish_reason or "stop"} | _sampled(one)
+        for index, one in enumerate(completions)
+    ]
+    return _head(call, "chatcmpl", "chat.completion") | {
+        "choices": choices,
+        **_counts(call.usage, _openai_usage),
+        **_prompt(call),
+    }
+
+
+def _text(call: Call, completions: Sequence[CompletionFields]) -> dict[str, Any]:
+    choices = [
+        {"index": index, "text": one.message, "finish_reason": one.finish_reason or "stop"} | _sampled(one)
+        for index, one in enumerate(completions)
+    ]
+    return _head(call, "cmpl", "text_completion") | {
+        "choices": choices,
+        **_counts(call.usage, _openai_usage),
+        **_prompt(call),
+    }
+
+
+def _head(call: Call, prefix: str, kind: str) -> dict[str, Any]:
+    return {
+        "id": call.provider_id or f"{prefix}-{call.id}",
+        "object": kind,
+        "model": call.model,
+    }
+
+
+def _sampled(one: CompletionFields) -> dict[str, Any]:
+    """Ids and logprobs of a choice, as far as they were recorded."""
+    found: dict[str, Any] = {"logprobs": one.top_logprobs}
+    if one.token_ids is not None:
+        ids = one.token_ids.array.tolist()
+        found["token_ids"] = ids
+        if one.logprobs is not None and one.top_logprobs is None:
+            values = zip(ids, one.logprobs.array.tolist(), strict=True)
+            content = [
+                {"token": f"token_id:{id_}", "logprob": value, "bytes": None, "top_logprobs": []}
+                for id_, value in values
+            ]
+            found["logprobs"] = {"content": content}
+    return found
+
+
+def _prompt(call: Call) -> dict[str, Any]:
+    return {} if call.prompt_token_ids is None else {"prompt_token_ids": call.prompt_token_ids.array.tolist()}
+
+
+def _counts(usage: Usage | None, written: Callable[[Usage], dict[str, Any]]) -> dict[str, Any]:
+    return {} if usage is None else {"usage": written(usage)}
+
+
+def _openai_usage(usage: Usage) -> dict[str, Any]:
+    return _known(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=_sum(usage.prompt_tokens, usage.completion_tokens),
+        prompt_tokens_details=_known(cached_tokens=usage.cached_tokens) or None,
+        completion_tokens_details=_known(reasoning_tokens=usage.reasoning_tokens) or None,
+        cache_creation_input_tokens=usage.cache_write_tokens,
+    )
+
+
+def _responses_usage(usage: Usage) -> dict[str, Any]:
+    return _known(
+        input_tokens=usage.prompt_tokens,
+        input_tokens_details=_known(cached_tokens=usage.cached_tokens),
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=_known(reasoning_tokens=usage.reasoning_tokens),
+        total_tokens=_sum(usage.prompt_tokens, usage.completion_tokens),
+        cache_creation_input_tokens=usage.cache_write_tokens,
+    )
+
+
+def _anthropic_usage(usage: Usage) -> dict[str, Any]:
+    """Anthropic's three counts of what was read are disjoint."""
+    read = usage.prompt_tokens
+    if read is not None:
+        read -= (usage.cached_tokens or 0) + (usage.cache_write_tokens or 0)
+    return _known(
+        input_tokens=read,
+        cache_read_input_tokens=usage.cached_tokens,
+        cache_creation_input_tokens=usage.cache_write_tokens,
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=_known(thinking_tokens=usage.reasoning_tokens) or None,
+    )
+
+
+def _known(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+def _responses(call: Call, completions: Sequence[CompletionFields]) -> dict[str, Any]:
+    (one,) = completions
+    reason = {"length": "max_output_tokens"}.get(one.finish_reason or "", one.finish_reason)
+    is_whole = reason in (None, "completed", "stop")
+    output = one.message.value() if one.message is not None else []
+    return {
+        "id": call.provider_id or f"resp_{call.id}",
+        "object": "response",
+        "model": call.model,
+        "status": "completed" if is_whole else "incomplete",
+        **({} if is_whole else {"incomplete_details": {"reason": reason}}),
+        "output": one.message if isinstance(output, list) else [one.message],
+        **_counts(call.usage, _responses_usage),
+    }
+
+
+def _anthropic(call: Call, completions: Sequence[CompletionFields]) -> dict[str, Any]:
+    (one,) = completions
+    message = one.message.value() if one.message is not None else {}
+    content = message.get("content") if isinstance(message, dict) else None
+    return {
+        "id": call.provider_id or f"msg_{call.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": call.model,
+        "content": [{"type": "text", "text": content}] if isinstance(content, str) else content or [],
+        "stop_reason": one.finish_reason,
+        **_counts(call.usage, _anthropic_usage),
+    }
+
+
+_BODIES: Mapping[Dialect, Callable[[Call, Sequence[CompletionFields]], dict[str, Any]]] = {
+    "openai_chat": _chat,
+    "openai_responses": _responses,
+    "anthropic_messages": _anthropic,
+    "text": _text,
+}

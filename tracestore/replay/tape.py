@@ -1,0 +1,282 @@
+"""Recorded calls -> which of them answers a request: exact context, then the order in which it was asked.
+
+Requests that are equal are told apart by how often they came: the first one gets the first recorded answer,
+the second the second, and so on, so that N samples of one prompt stay N. An agent that says who it is gets
+its own answers, whatever order the agents come in. One that does not, where several agents asked the same,
+gets them in the order of arrival, and is told so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tracestore.errors import TracestoreError
+from tracestore.graph.build import build
+from tracestore.graph.context import context
+from tracestore.graph.model import Graph
+from tracestore.graph.spans import members
+from tracestore.replay.differences import Difference, first_difference, shared
+from tracestore.replay.keys import CONTEXT, Asked
+from tracestore.wire.base import Raw
+from tracestore.wire.call import Call
+from tracestore.wire.completion import CompletionFields
+from tracestore.wire.events import AnyEvent
+
+MAX_RUNS = 1_000
+"""Runs whose places are remembered; the one that asked longest ago is forgotten first."""
+MAX_MISSED = 100
+
+
+class NotRecorded(TracestoreError):
+    """This request was never recorded in the replayed episodes, or all its recorded answers were given."""
+
+    status: ClassVar[int] = 409
+
+
+class NotReplayable(TracestoreError):
+    """The answer was recorded in a form that cannot be sent again."""
+
+    status: ClassVar[int] = 409
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A call that can be asked for again."""
+
+    episode_id: str
+    agent_name: str | None
+    call: Call
+    asked: Asked
+    completions: tuple[CompletionFields, ...]
+
+    @property
+    def agent_names(self) -> tuple[str | None, ...]:
+        """What a harness may call its agent: its id, its name, or its name within the episode."""
+        own = self.call.agent_id
+        return own, self.agent_name, own.removeprefix(f"{self.episode_id}/")
+
+
+@dataclass(frozen=True)
+class Played:
+    """What answers a request."""
+
+    recorded: Recorded
+    occurrence: int
+    """How many equal requests were answered before it, by this run and agent."""
+    by_arrival: bool
+    """Several agents asked this, and the request does not say whose it is."""
+
+
+@dataclass
+class _Run:
+    """How far one run of a harness has come."""
+
+    used: set[str] = field(default_factory=set)
+    """Ids of calls."""
+    last: dict[tuple[bytes, str | None], Played] = field(default_factory=dict)
+    """By key and agent, for a client that asks again."""
+    first_unused: dict[tuple[bytes, str | None], int] = field(default_factory=dict)
+    missed: list[dict[str, Any]] = field(default_factory=list)
+    """What was asked and never recorded, the first MAX_MISSED of it."""
+
+
+class Tape:
+    """The calls of some episodes, in the order in which they were recorded."""
+
+    def __init__(self, calls: Iterable[Recorded]) -> None:
+        self.calls = tuple(calls)
+        self._by_key: dict[bytes, list[Recorded]] = defaultdict(list)
+        for one in self.calls:
+            self._by_key[one.asked.key].append(one)
+        self._runs: OrderedDict[str, _Run] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def answer(
+        self, asked: Asked, *, run: str = "", agent: str | None = None, is_retry: bool = False
+    ) -> Played:
+        """The recorded answer of a request, which is then used up for this run.
+
+        Args:
+            run: name of the run of a harness; each has its own places.
+            agent: id or name of the agent that asks; None: it does not say.
+            is_retry: the client asks again for what it has asked before: the same answer, nothing used up.
+
+        Raises:
+            NotRecorded: with the nearest recorded request and the first difference.
+        """
+        with self._lock:
+            place = self._run(run)
+            if is_retry and (again := place.last.get((asked.key, agent))) is not None:
+                return again
+            calls = self._of_agent(asked.key, agent)
+            index = self._first_unused(place, asked.key, agent, calls)
+            if index == len(calls):
+                error = self._missing(asked, agent, calls)
+                if len(place.missed) < MAX_MISSED:
+                    told = {name: value for name, value in error.values.items() if value is not None}
+                    place.missed.append({"after": len(place.used), **told, "hint": error.hint})
+                raise error
+            found = calls[index]
+            place.used.add(found.call.id)
+            played = Played(
+                found,
+                occurrence=sum(one.call.id in place.used for one in calls) - 1,
+                by_arrival=agent is None and len({one.call.agent_id for one in calls}) > 1,
+            )
+            place.last[asked.key, agent] = played
+            return played
+
+    def rewind(self, run: str = "") -> None:
+        """Let a run begin again."""
+        with self._lock:
+            self._runs.pop(run, None)
+
+    def unasked(self, run: str = "") -> list[Recorded]:
+        """The calls that a run has not asked for."""
+        with self._lock:
+            used = self._runs[run].used if run in self._runs else set()
+            return [one for one in self.calls if one.call.id not in used]
+
+    def missed(self, run: str = "") -> list[dict[str, Any]]:
+        """What a run asked that was never recorded, each with the calls that were answered before it."""
+        with self._lock:
+            return list(self._runs[run].missed) if run in self._runs else []
+
+    def _run(self, name: str) -> _Run:
+        run = self._runs.setdefault(name, _Run())
+        self._runs.move_to_end(name)
+        if len(self._runs) > MAX_RUNS:
+            self._runs.popitem(last=False)
+        return run
+
+    def _of_agent(self, key: bytes, agent: str | None) -> Sequence[Recorded]:
+        calls = self._by_key.get(key, [])
+        if agent is None:
+            return calls
+        return [one for one in calls if agent in one.agent_names]
+
+    def _first_unused(self, run: _Run, key: bytes, agent: str | None, calls: Sequence[Recorded]) -> int:
+        """What is used stays used: the search goes on where it ended."""
+        index = run.first_unused.get((key, agent), 0)
+        while index < len(calls) and calls[index].call.id in run.used:
+            index += 1
+        run.first_unused[key, agent] = index
+        return index
+
+    def _missing(self, asked: Asked, agent: str | None, calls: Sequence[Recorded]) -> NotRecorded:
+        if calls:
+            return NotRecorded(
+                recorded_times=len(calls),
+                agent=agent,
+                hint="all its recorded answers were given: does the harness ask once more than it did, or"
+                " does a second run need a name of its own (X-Tracestore-Run)?",
+            )
+        others = self._by_key.get(asked.key, [])
+        if others:
+            return NotRecorded(
+                agent=agent,
+                recorded_agents=sorted({one.call.agent_id for one in others}),
+                hint="other agents asked this, this one did not: is it named as when it was recorded?",
+            )
+        near = self.nearest(asked)
+        if near is None:
+            return NotRecorded(dialect=asked.dialect, hint="no call of this dialect was recorded")
+        recorded, difference = near
+        return NotRecorded(
+            nearest_call=recorded.call.id,
+            nearest_agent=recorded.call.agent_id,
+            difference=None if difference is None else difference.told(),
+            hint="the harness has diverged here; `tracestore replay --help` names the modes that go on",
+        )
+
+    def nearest(self, asked: Asked) -> tuple[Recorded, Difference | None] | None:
+        """The recorded request whose context is equal for longest, and where they differ first.
+
+        Of several the one with about as many messages, then the first recorded.
+        """
+        same_dialect = [one for one in self.calls if one.asked.dialect == asked.dialect]
+        if not same_dialect:
+            return None
+
+        def nearness(one: Recorded) -> tuple[int, int, int]:
+            mine, theirs = one.asked.messages, asked.messages
+            same = shared(mine, theirs)
+            rest = [side[same] if same < len(side) else b"" for side in (mine, theirs)]
+            return same, shared(*rest), -abs(len(mine) - len(theirs))
+
+        nearest = max(same_dialect, key=nearness)
+        return nearest, difference(nearest.asked, asked)
+
+
+def difference(recorded: Asked, asked: Asked) -> Difference | None:
+    """Where two requests differ first, in what counts: the messages before all else."""
+
+    def value(one: Asked) -> dict[str, Any]:
+        found = {name: Raw(text).value() for name, text in one.compared().items()}
+        context = [name for name in CONTEXT if name in found]
+        return {name: found[name] for name in (*context, *sorted(found.keys() - set(CONTEXT)))}
+
+    return first_difference(value(recorded), value(asked))
+
+
+def recorded_calls(events: Sequence[AnyEvent]) -> Iterator[Recorded]:
+    """The calls of an episode that have a request, in the order in which they were asked.
+
+    Calls come in the order of their events; those of one agent by their ordinals, where they have some.
+    """
+    graph = build(events)
+    order = {event.id: place for place, event in enumerate(events) if event.kind == "call"}
+    calls = _by_ordinal(sorted(graph.calls.values(), key=lambda call: order.get(call.id, len(order))))
+    for call in calls:
+        asked = _asked(graph, call)
+        if asked is not None:
+            agent = graph.agents.get(call.agent_id)
+            yield Recorded(
+                episode_id=call.episode_id,
+                agent_name=None if agent is None else agent.name,
+                call=call,
+                asked=asked,
+                completions=_completions(graph, call.id),
+            )
+
+
+def _asked(graph: Graph, call: Call) -> Asked | None:
+    """What the harness asked; None where nothing of it was recorded.
+
+    A call that was recorded without what its parent had read (`delta`) is asked for with all of it, unless
+    its server kept that (`previous_response_id`).
+    """
+    request = call.request
+    if request is None:
+        return None
+    fields = members(bytes(request))
+    name = next((name for name in ("messages", "input") if name in fields), None)
+    if call.context == "delta" and name is not None and "previous_response_id" not in fields:
+        start, end = fields[name]
+        whole = b",".join(bytes(one.raw) for one in context(graph, call.id))
+        request = Raw(request[:start] + b"[" + whole + b"]" + request[end:])
+    return Asked(call.dialect, request)
+
+
+def _completions(graph: Graph, call_id: str) -> tuple[CompletionFields, ...]:
+    return tuple(graph.completions[key] for key in graph.completions_of(call_id))
+
+
+def _by_ordinal(calls: Sequence[Call]) -> list[Call]:
+    """Each agent's calls stand where calls of it stood, in the order of their ordinals."""
+    of_agent: Mapping[str, list[Call]] = defaultdict(list)
+    for call in calls:
+        of_agent[call.agent_id].append(call)
+    turns = {
+        agent: iter(sorted(some, key=lambda call: call.ordinal or 0) if _all_placed(some) else some)
+        for agent, some in of_agent.items()
+    }
+    return [next(turns[call.agent_id]) for call in calls]
+
+
+def _all_placed(calls: Sequence[Call]) -> bool:
+    return all(call.ordinal is not None for call in calls)
