@@ -23,6 +23,8 @@ class System:
     """One sampled episode each; () for a system that is only played by script."""
     scripts: tuple[Script, ...] = ()
     """One scripted episode each."""
+    tasks: tuple[str, ...] = ()
+    """Id of the task of each scripted episode in turn, a group for each task; () where all attempt `task`."""
     scripted_play: Play | None = None
     """Plays the scripts where they show what `play` does not come to."""
 
