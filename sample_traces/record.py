@@ -16,12 +16,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from sample_traces.remote import RemoteSampler
-from sample_traces.sampler import LocalSampler, Sampler, ScriptedSampler, SmolLM2
+from sample_traces.sampler import LocalSampler, Sampler, Script, ScriptedSampler, SmolLM2
 from sample_traces.system import System
 from sample_traces.systems import FOLDER, names, system
 from tracestore.client import Client, Episode, Group
@@ -64,7 +65,7 @@ def sampled(sampler: Sampler) -> Casts:
 
     def cast(one: System) -> Iterator[Cast]:
         for seed in one.seeds or range(len(one.scripts)):
-            yield one.task, lambda episode, seed=seed: one.play(episode, sampler, seed)  # type: ignore[misc]
+            yield one.task if one.seeds else one.task_of(seed), partial(_sampled, one, sampler, seed)
 
     return cast
 
@@ -74,13 +75,16 @@ def scripted(base: SmolLM2) -> Casts:
 
     def cast(one: System) -> Iterator[Cast]:
         for place, script in enumerate(one.scripts):
-            task = one.tasks[place] if one.tasks else one.task
-            yield task, lambda episode, place=place, script=script: _spoken(one, base, episode, place, script)  # type: ignore[misc]
+            yield one.task_of(place), partial(_spoken, one, base, place, script)
 
     return cast
 
 
-def _spoken(one: System, base: SmolLM2, episode: Episode, place: int, script: Any) -> float:
+def _sampled(one: System, sampler: Sampler, seed: int, episode: Episode) -> float:
+    return one.play(episode, sampler, seed)
+
+
+def _spoken(one: System, base: SmolLM2, place: int, script: Script, episode: Episode) -> float:
     sampler = ScriptedSampler(base, script)
     reward = one.plays_scripts(episode, sampler, place)
     if sampler.unsaid():

@@ -28,6 +28,10 @@ class System:
     scripted_play: Play | None = None
     """Plays the scripts where they show what `play` does not come to."""
 
+    def task_of(self, script: int) -> str:
+        """The task that a scripted episode attempts."""
+        return self.tasks[script] if self.tasks else self.task
+
     @property
     def plays_scripts(self) -> Play:
         return self.scripted_play or self.play

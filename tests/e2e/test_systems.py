@@ -120,11 +120,15 @@ def test_it_is_small_and_names_no_time(recorded: Recorded) -> None:
         assert sum(shard.tokens for shard in way.manifest.shards) <= MOST_TOKENS
 
 
-def test_every_system_has_a_page_and_says_what_it_shows() -> None:
-    assert set(SCRIPTED) | set(NAMES) == set(names())
-    for name in SCRIPTED:
+def test_every_system_has_a_page_a_script_and_says_what_it_shows() -> None:
+    assert set(SCRIPTED) == set(names())
+    assert set(NAMES) == {name for name in names() if system(name).seeds}
+    for name in names():
         folder = REPO / "sample_traces" / name
-        assert (folder / "README.md").read_text().startswith("# ")
+        page = (folder / "README.md").read_text()
+        assert page.startswith("# ")
+        assert f"tracestore demo --system {name} --scripted" in page
+        assert f"[{name}](sample_traces/{name}/README.md)" in (REPO / "README.md").read_text()
         assert system(name).scripts
 
 

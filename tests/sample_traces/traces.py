@@ -46,7 +46,13 @@ def episodes_of(events: Sequence[AnyEvent]) -> list[list[AnyEvent]]:
         episode_id = episode_id_of(event)
         if episode_id is not None:
             episodes[episode_id].append(event)
-    return [[*shared, *members] for members in episodes.values()]
+    return [[*_shared_by(shared, members), *members] for members in episodes.values()]
+
+
+def _shared_by(shared: Sequence[AnyEvent], members: Sequence[AnyEvent]) -> list[AnyEvent]:
+    """What belongs to no episode, groups of other episodes left out."""
+    groups = {event.group_id for event in members if event.kind == "episode"}
+    return [event for event in shared if event.kind != "group" or event.id in groups]
 
 
 def graphs_of(events: Sequence[AnyEvent]) -> list[Graph]:
