@@ -15,15 +15,17 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from sample_traces.remote import RemoteSampler
-from sample_traces.sampler import LocalSampler, Sampler, ScriptedSampler, SmolLM2
+from sample_traces.sampler import LocalSampler, Sampler, Script, ScriptedSampler, SmolLM2
 from sample_traces.system import System
 from sample_traces.systems import FOLDER, names, system
-from tracestore.client import Client, Episode
+from tracestore.client import Client, Episode, Group
 from tracestore.errors import TracestoreError
 
 _TIMES = ("at", "started_at", "ended_at", "first_token_at")
@@ -52,16 +54,18 @@ class Recorder(Client):
         return super().event(kind, id, **kept)
 
 
-Casts = Callable[[System], Iterator[Callable[[Episode], float]]]
-"""Who plays the episodes of a system: one callable for each of them."""
+Cast = tuple[str, Callable[[Episode], float]]
+"""Id of a task, and what attempts it."""
+Casts = Callable[[System], Iterator[Cast]]
+"""Who plays the episodes of a system, one after the other."""
 
 
 def sampled(sampler: Sampler) -> Casts:
     """A model plays: an episode for each seed, as many as there are scripts where none are named."""
 
-    def cast(one: System) -> Iterator[Callable[[Episode], float]]:
+    def cast(one: System) -> Iterator[Cast]:
         for seed in one.seeds or range(len(one.scripts)):
-            yield lambda episode, seed=seed: one.play(episode, sampler, seed)  # type: ignore[misc]
+            yield one.task if one.seeds else one.task_of(seed), partial(_sampled, one, sampler, seed)
 
     return cast
 
@@ -69,14 +73,18 @@ def sampled(sampler: Sampler) -> Casts:
 def scripted(base: SmolLM2) -> Casts:
     """The scripts play: an episode for each, and each is played to its end."""
 
-    def cast(one: System) -> Iterator[Callable[[Episode], float]]:
+    def cast(one: System) -> Iterator[Cast]:
         for place, script in enumerate(one.scripts):
-            yield lambda episode, place=place, script=script: _spoken(one, base, episode, place, script)  # type: ignore[misc]
+            yield one.task_of(place), partial(_spoken, one, base, place, script)
 
     return cast
 
 
-def _spoken(one: System, base: SmolLM2, episode: Episode, place: int, script: Any) -> float:
+def _sampled(one: System, sampler: Sampler, seed: int, episode: Episode) -> float:
+    return one.play(episode, sampler, seed)
+
+
+def _spoken(one: System, base: SmolLM2, place: int, script: Script, episode: Episode) -> float:
     sampler = ScriptedSampler(base, script)
     reward = one.plays_scripts(episode, sampler, place)
     if sampler.unsaid():
@@ -85,11 +93,15 @@ def _spoken(one: System, base: SmolLM2, episode: Episode, place: int, script: An
 
 
 def play(name: str, one: System, client: Client, casts: Casts) -> list[float]:
-    """Plays the group of one system. Returns the rewards of its episodes."""
+    """Plays the episodes of one system, those of a task in one group. Returns their rewards."""
     rewards = []
-    with client.group(f"{name}-group", task_id=one.task) as group:
-        for place, attempt in enumerate(casts(one)):
-            rewards.append(attempt(group.episode(f"{name}-{place}", task_id=one.task)))
+    with ExitStack() as stack:
+        groups: dict[str, Group] = {}
+        for place, (task, attempt) in enumerate(casts(one)):
+            if task not in groups:
+                group_id = f"{name}-{task}" if groups else f"{name}-group"
+                groups[task] = stack.enter_context(client.group(group_id, task_id=task))
+            rewards.append(attempt(groups[task].episode(f"{name}-{place}", task_id=task)))
     return rewards
 
 

@@ -23,8 +23,14 @@ class System:
     """One sampled episode each; () for a system that is only played by script."""
     scripts: tuple[Script, ...] = ()
     """One scripted episode each."""
+    tasks: tuple[str, ...] = ()
+    """Id of the task of each scripted episode in turn, a group for each task; () where all attempt `task`."""
     scripted_play: Play | None = None
     """Plays the scripts where they show what `play` does not come to."""
+
+    def task_of(self, script: int) -> str:
+        """The task that a scripted episode attempts."""
+        return self.tasks[script] if self.tasks else self.task
 
     @property
     def plays_scripts(self) -> Play:

@@ -1,10 +1,13 @@
-"""Two questions asked by tool calls, answered by agents with contexts of their own."""
+"""Two questions asked by tool calls, answered by agents with contexts of their own.
+
+In `mixed` another model answers the second question of every other episode.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sample_traces.actor import Actor, act_as, finish, main_agent, numbers
@@ -15,6 +18,8 @@ from sample_traces.system import System
 from tracestore.client import Agent, Call, Episode
 
 LEFT, RIGHT = (2, 2), (6, 3)
+OTHER = {"model": "helper-1b", "policy": {"name": "helper-1b", "version": 3}}
+"""Another model than the one that trains."""
 _EXAMPLES = (((3, 4), (5, 1)), ((2, 7), (1, 4)))
 
 
@@ -24,6 +29,19 @@ def play(episode: Episode, sampler: Sampler, seed: int) -> float:
     Reward: a quarter for each of the two right questions, a half for the right sum. A subagent scores
     1 when it answered the question it was asked.
     """
+    return _add(episode, sampler, seed, (_same(sampler), _same(sampler)))
+
+
+def mixed(episode: Episode, sampler: Sampler, seed: int) -> float:
+    """As `play`, the second question of odd episodes answered by a model that is not trained."""
+    return _add(episode, sampler, seed, (_same(sampler), OTHER if seed % 2 else _same(sampler)))
+
+
+def _same(sampler: Sampler) -> Mapping[str, Any]:
+    return {"model": sampler.model_name, "policy": sampler.policy}
+
+
+def _add(episode: Episode, sampler: Sampler, seed: int, models: Sequence[Mapping[str, Any]]) -> float:
     main = main_agent(episode, sampler)
     actor = _Asking(main, Chat(sampler), seed, temperature=0.5)
     actor.chat.begin([*_worked_examples(), user(_task(LEFT, RIGHT))])
@@ -31,7 +49,8 @@ def play(episode: Episode, sampler: Sampler, seed: int) -> float:
     uses = actor.message(drawn[0]).get("tool_calls", [])
     actor.go_on(plan, drawn)
     helpers = [
-        (use, *_answer(episode, main, plan, use, place, sampler, seed)) for place, use in enumerate(uses)
+        (use, *_answer(episode, main, plan, use, place, sampler, seed, models[place]))
+        for place, use in enumerate(uses)
     ]
     if not helpers:
         return finish(episode, main, 0.0, status="failed")
@@ -90,16 +109,16 @@ def _answer(
     place: int,
     sampler: Sampler,
     seed: int,
+    model: Mapping[str, Any],
 ) -> tuple[Agent, str]:
     question = _question(use)
     helper = main.subagent(
         f"{episode.id}/sub{place}",
         call=plan[0],
         tool_call_id=use["id"],
-        model=sampler.model_name,
-        policy=sampler.policy,
         stage=0,
         scope_prompt=question,
+        **model,
     )
     actor = act_as(helper, sampler, seed + 100 * (place + 1), temperature=0.8)
     actor.chat.begin(
@@ -127,7 +146,17 @@ def _worked_examples() -> list[Message]:
     return messages
 
 
-SYSTEM = System(task="two-sums", play=play, seeds=(0, 2, 4))
+_ASKED = "What is 2 + 2?\nWhat is 6 + 3?"
+SCRIPTS = (
+    # The second finding is wrong, and the main agent does not use it.
+    {"main": [_ASKED, "4 + 9 = 13"], "sub0": ["4"], "sub1": ["10"]},
+    # Other questions than those of the task, and a wrong sum.
+    {"main": ["What is 2 + 6?\nWhat is 2 + 3?", "8 + 5 = 12"], "sub0": ["8"], "sub1": ["5"]},
+    {"main": ["It is 12."]},
+    {"main": [_ASKED, "4 + 9 = 13"], "sub0": ["4"], "sub1": ["9"]},
+)
+
+SYSTEM = System(task="two-sums", play=play, seeds=(0, 2, 4), scripts=SCRIPTS, scripted_play=mixed)
 
 if __name__ == "__main__":
     sys.exit(harness_main("subagents"))

@@ -1,8 +1,10 @@
 """`tracestore demo --system NAME`: one system of `sample_traces/`, from its harness to a training step.
 
 What is shown stands in the system's `demo.toml`: questions in SQL with the answers that the scripted
-recording gives, what to export, the credit rule, and the advantages of a worked example with their sums.
-Everything is done by the commands that a reader would type, and each is printed.
+recording gives, what to export, the credit rule, and the advantages of a worked example with their sums. A
+system that is read in several ways has several `[[credit]]`, each with the fields of the spec in which it
+differs; one that has pairs in place of advantages is trained by the loss `dpo`. Everything is done by the
+commands that a reader would type, and each is printed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,20 +70,45 @@ class Worked:
 
 
 @dataclass(frozen=True)
-class Show:
-    """A `demo.toml`."""
+class WorkedPair:
+    """A preference of the worked example: between two answers, from the first token that differs."""
 
-    title: str
-    questions: Sequence[Question]
+    chosen: str
+    rejected: str
+    """Calls."""
+    suffixes: tuple[int, int]
+    """Tokens of the chosen and of the rejected answer that train."""
+    completions: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Credit:
+    """One way to train on the recording."""
+
     export: Mapping[str, Any]
     """Fields of the export's spec."""
-    credit: str | None
-    """Credit rule; None where nothing trains."""
+    rule: str | None
+    """Credit rule; None where nothing trains, or pairs do."""
     train: Sequence[str]
     """Further words for `tracestore train`."""
     untrained: str | None
     """Why nothing trains."""
     worked: Sequence[Worked]
+    pairs: Sequence[WorkedPair]
+    """Of the loss `dpo`, which compares answers and asks no rule: all that there are, in their order."""
+
+    @property
+    def name(self) -> str | None:
+        return "dpo" if self.pairs else self.rule
+
+
+@dataclass(frozen=True)
+class Show:
+    """A `demo.toml`."""
+
+    title: str
+    questions: Sequence[Question]
+    credits: Sequence[Credit]
 
 
 def read_show(folder: Path) -> Show:
@@ -94,17 +122,32 @@ def read_show(folder: Path) -> Show:
         known = sorted(path.parent.name for path in folder.parent.glob("*/demo.toml"))
         raise UsageError(system=folder.name, systems=known, hint="name one of the systems")
     told = tomllib.loads(file.read_text(encoding="utf-8"))
-    credit = told.get("credit", {})
+    several = told.get("credit", {})
     return Show(
         title=told["title"],
         questions=[
             Question(one["ask"], one["sql"].strip(), json.loads(one["answer"])) for one in told["questions"]
         ],
-        export=told.get("export", {}),
-        credit=credit.get("rule"),
-        train=credit.get("train", ()),
-        untrained=credit.get("untrained"),
-        worked=[_worked(one) for one in credit.get("worked", ())],
+        credits=[
+            _credit(one, told.get("export", {}))
+            for one in (several if isinstance(several, list) else [several])
+        ],
+    )
+
+
+def _credit(told: Mapping[str, Any], export: Mapping[str, Any]) -> Credit:
+    return Credit(
+        export={**export, **told.get("export", {})},
+        rule=told.get("rule"),
+        train=told.get("train", ()),
+        untrained=told.get("untrained"),
+        worked=[_worked(one) for one in told.get("worked", ())],
+        pairs=[
+            WorkedPair(
+                **{key: tuple(value) if isinstance(value, list) else value for key, value in one.items()}
+            )
+            for one in told.get("pairs", ())
+        ],
     )
 
 
@@ -136,7 +179,8 @@ def show_system(
     demo = _System(args, folder.name, show, database, out)
     demo.play(folder, url)
     demo.ask()
-    return demo.train(demo.export())
+    facts = {"system": demo.name, "scripted": args.scripted, **demo.played}
+    return facts | {"credits": [demo.train(credit, place) for place, credit in enumerate(show.credits)]}
 
 
 @dataclass
@@ -165,8 +209,9 @@ class _System:
         )
         if ran.returncode:
             raise HarnessFailed(system=self.name, exit_code=ran.returncode, hint="its message stands above")
-        self.played = json.loads(ran.stdout.splitlines()[-1])
-        self._print(f"{self.played['events']} events, rewards {self.played['rewards']}")
+        told = json.loads(ran.stdout.splitlines()[-1])
+        self.played = {"events": told["events"], "rewards": told["rewards"]}
+        self._print(f"{told['events']} events, rewards {told['rewards']}")
 
     def ask(self) -> None:
         """The questions, and whether the answers are those that the folder gives."""
@@ -179,45 +224,45 @@ class _System:
                 print_table(answer.columns, answer.rows)
             self._hold(question.ask, _plain(answer.rows), list(map(list, question.answer)))
 
-    def export(self) -> Export:
-        """Shards under the system's spec, held against the store by `verify`."""
-        from tracestore.shards.read import open_export
-
-        spec = self.out / "spec.json"
-        spec.write_text(json.dumps(self.show.export), encoding="utf-8")
-        export = self._exported
-        stored = ["--db", self._db]
-        self._run(
-            "every sampled token trains once or is excluded with a reason",
-            ["export", *stored, "--spec", str(spec), "--out", str(export)],
-        )
-        self._run("recomputed from the store and the shards", ["verify", str(export), *stored])
-        return open_export(export)
-
-    def train(self, export: Export) -> dict[str, Any]:
-        """Credit, held against the worked example, and one step."""
+    def train(self, credit: Credit, place: int) -> dict[str, Any]:
+        """An export, its credit held against the worked example, and one step. Returns what came out."""
+        folder = self.out / f"export-{place}"
+        export = self._export(credit, folder)
         table = export.manifest.conservation
         facts = {
-            "system": self.name,
-            "scripted": self.args.scripted,
-            "events": self.played["events"],
-            "rewards": self.played["rewards"],
+            "credit": credit.name,
             "samples": export.manifest.samples,
             "sampled_tokens": table.sampled_tokens,
             "trained_tokens": table.trained_tokens,
             "excluded_tokens": table.excluded_tokens,
+            "worked": 0,
+            "step": None,
         }
-        if self.show.credit is None:
-            self._say(f"nothing trains: {self.show.untrained}", None)
+        if credit.name is None:
+            self._say(f"nothing trains: {credit.untrained}", None)
             self._hold("tokens that train", table.trained_tokens, 0)
-            return facts | {"credit": None, "worked": 0, "step": None}
-        rule = self.show.credit
-        self._run("what each branch gets", ["credit", str(self._exported), "--rule", rule])
-        worked = self._compare(export, rule)
-        return facts | {"credit": rule, "worked": worked, "step": self._step(rule)}
+            return facts
+        worked = self._compare_pairs(export, credit) if credit.pairs else self._compare(export, credit)
+        return facts | {"worked": worked, "step": self._step(credit, folder, self.out / f"trained-{place}")}
 
-    def _compare(self, export: Export, rule: str) -> int:
-        found = list(worked_advantages(export, rule, self.show.worked))
+    def _export(self, credit: Credit, folder: Path) -> Export:
+        """Shards under the system's spec, held against the store by `verify`."""
+        from tracestore.shards.read import open_export
+
+        spec = folder.with_suffix(".json")
+        spec.write_text(json.dumps(credit.export), encoding="utf-8")
+        stored = ["--db", self._db]
+        self._run(
+            "every sampled token trains once or is excluded with a reason",
+            ["export", *stored, "--spec", str(spec), "--out", str(folder)],
+        )
+        self._run("recomputed from the store and the shards", ["verify", str(folder), *stored])
+        return open_export(folder)
+
+    def _compare(self, export: Export, credit: Credit) -> int:
+        assert credit.rule is not None
+        self._run("what each branch gets", ["credit", str(export.path), "--rule", credit.rule])
+        found = list(worked_advantages(export, credit.rule, credit.worked))
         if not self.args.scripted:
             return 0
         self._say("the worked example", None)
@@ -232,23 +277,39 @@ class _System:
                 raise ShowDiffers(call=one.call, found=list(value), worked=list(one.advantage), sum=one.sum)
         return len(found)
 
-    def _step(self, rule: str) -> dict[str, Any]:
+    def _compare_pairs(self, export: Export, credit: Credit) -> int:
+        found = found_pairs(export)
+        self._say("what is preferred to what, from the first token that differs", None)
+        if not self.args.json:
+            columns = ["chosen", "rejected", "chosen tokens", "rejected tokens"]
+            print_table(
+                columns,
+                [
+                    [
+                        f"{one.chosen}[{one.completions[0]}]",
+                        f"{one.rejected}[{one.completions[1]}]",
+                        *one.suffixes,
+                    ]
+                    for one in found
+                ],
+            )
+        self._hold("pairs", found, list(credit.pairs))
+        return len(found) if self.args.scripted else 0
+
+    def _step(self, credit: Credit, export: Path, trained: Path) -> dict[str, Any]:
         from tracestore.train import smollm2
 
-        trained = self.out / "trained"
+        model = str(smollm2.model_path())
+        how = ["--loss", "dpo", "--reference", model] if credit.pairs else ["--credit", str(credit.rule)]
         self._run(
             "one step of SmolLM2",
             [
-                *("train", str(self._exported), "--model", str(smollm2.model_path()), "--credit", rule),
-                *("--steps", "1", "--out", str(trained), *self.show.train),
+                *("train", str(export), "--model", model, *how),
+                *("--steps", "1", "--out", str(trained), *credit.train),
             ],
         )
         step: dict[str, Any] = json.loads((trained / "metrics.jsonl").read_text().splitlines()[0])
         return step
-
-    @property
-    def _exported(self) -> Path:
-        return self.out / "export"
 
     @property
     def _db(self) -> str:
@@ -302,6 +363,27 @@ def worked_advantages(
                 call=one.call, completion=one.completion, sample=one.sample, samples=len(values)
             )
         yield one, values[one.sample]
+
+
+def found_pairs(export: Export) -> list[WorkedPair]:
+    """The preferences that an export holds, in its order."""
+    from tracestore.shards.pairs import pairs
+
+    found = []
+    for row in export.rows():
+        for pair in pairs(row, Counter()):
+            sides = (pair.chosen, pair.rejected)
+            last = [row.completions[int(side.sample.completion[side.length - 1])] for side in sides]
+            chosen, rejected = (row.calls[one.call].call_id for one in last)
+            found.append(
+                WorkedPair(
+                    chosen=chosen,
+                    rejected=rejected,
+                    suffixes=tuple(int(side.mask[pair.shared :].sum()) for side in sides),  # type: ignore[arg-type]
+                    completions=tuple(one.index for one in last),  # type: ignore[arg-type]
+                )
+            )
+    return found
 
 
 def _by_completion(row: Row, given: Advantages) -> Iterator[tuple[tuple[str, int], tuple[float, ...]]]:
