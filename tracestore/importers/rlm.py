@@ -25,7 +25,7 @@ Files that our exporter wrote have beside these, under `tracestore`, what the fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,17 +71,15 @@ class _Completion:
     """Its metadata and run_context."""
     iterations: list[Record] = field(default_factory=list)
 
-    @property
-    def episode_id(self) -> str:
-        return content_id("rlm", (self.first or self.iterations)[0].value)
-
 
 def read(sources: Sources, *, notes: Notes) -> Iterator[Item]:
     """Episodes with their agents, calls and executions."""
     for source in sources:
         for completion in _completions(source, notes):
             at = (completion.first or completion.iterations)[0].at
-            yield from guarded(_episode(completion, notes), at=at, notes=notes)
+            first = [record.value for record in completion.first]
+            others = [record.value for record in completion.iterations]
+            yield from guarded(_episode(first, others, at, notes), at=at, notes=notes)
 
 
 def _completions(source: Source, notes: Notes) -> Iterator[_Completion]:
@@ -101,15 +99,25 @@ def _completions(source: Source, notes: Notes) -> Iterator[_Completion]:
         yield one
 
 
-def _episode(one: _Completion, notes: Notes) -> Iterator[Item]:
-    at = (one.first or one.iterations)[0].at
-    first = [as_dict(record.value) for record in one.first]
+def events_of(lines: Sequence[Any], *, notes: Notes) -> Iterator[Item]:
+    """The events of the lines of one episode."""
+    first = [line for line in lines if _kind(line) in _BEGINS]
+    others = [line for line in lines if _kind(line) == "iteration"]
+    yield from _episode(first, others, "lines in memory", notes)
+
+
+def _episode(before: Sequence[Any], others: Sequence[Any], at: str, notes: Notes) -> Iterator[Item]:
+    """
+    Args:
+        before: its metadata and run_context; `others`: its iterations.
+    """
+    first = [as_dict(value) for value in before]
     own = next((_own(value) for value in first if KEY in value), None)
-    episode_id = _named(own, "episode", one.episode_id)
+    episode_id = _named(own, "episode", content_id("rlm", (*before, *others)[0]))
     metadata = next((value for value in first if value["type"] == "metadata"), {})
     context = next((value for value in first if value["type"] == "run_context"), {})
     model, task = metadata.get("root_model"), context.pop("prompt", None)
-    iterations = [as_dict(record.value) for record in one.iterations]
+    iterations = [as_dict(value) for value in others]
     answer = next((one["final_answer"] for one in iterations if one.get("final_answer") is not None), None)
     # A file that goes on says more; one that we wrote is whole.
     revision = len(first) + len(iterations) if own is None else None
