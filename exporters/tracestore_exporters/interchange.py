@@ -1,4 +1,4 @@
-"""Store -> the episodes of a snapshot, one file each: ATIF trajectories, OTLP requests, fine-tuning lines."""
+"""Store -> the episodes of a snapshot, one file each: ATIF, OTLP requests, RLM logs, fine-tuning lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from tracestore.errors import TracestoreError
 from tracestore.graph.model import Graph
-from tracestore_exporters import atif, openai, otlp
+from tracestore_exporters import atif, openai, otlp, rlm
 from tracestore_exporters.export import BeyondLatest, GroupLike, Progress, group_info, groups_of
 from tracestore_exporters.redaction import redacted_text
 from tracestore_exporters.rendering import Source
@@ -17,8 +17,13 @@ from tracestore_exporters.spec import Spec
 from tracestore_exporters.staging import staged_folder
 from tracestore_exporters.writing import Report, encoded
 
-Format = Literal["atif", "otlp", "openai"]
-_SUFFIX: dict[Format, str] = {"atif": "atif.json", "otlp": "otlp.json", "openai": "openai.jsonl"}
+Format = Literal["atif", "otlp", "rlm", "openai"]
+_SUFFIX: dict[Format, str] = {
+    "atif": "atif.json",
+    "otlp": "otlp.json",
+    "rlm": "rlm.jsonl",
+    "openai": "openai.jsonl",
+}
 _EVERYWHERE = ("groups", "redaction")
 """Fields of a spec that hold for every format."""
 _OF_TOKENS = ("max_tokens", "ownership", "render", "render_for_rl", "keep_recorded")
@@ -42,8 +47,8 @@ def write_episodes(
     snapshot: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[int, Report]:
-    """Writes every episode of a snapshot as `<episode>.<format>.json` (`.openai.jsonl` where it has a line to
-    teach); returns their number and a report.
+    """Writes every episode of a snapshot as `<episode>.<format>.json`, or `.jsonl` where a file has lines
+    (for `openai` where it has one to teach); returns their number and a report.
 
     Args:
         out: a folder that does not exist or is empty.
@@ -121,6 +126,8 @@ def _text(graph: Graph, format: Format, spec: Spec, report: Report) -> bytes:  #
     if format == "openai":
         lines = openai.examples(graph, spec=spec, report=report)
         return b"".join(encoded(line) + b"\n" for line in lines)
+    if format == "rlm":
+        return b"".join(encoded(line) + b"\n" for line in rlm.lines(graph, report=report))
     if format == "atif":
         return encoded(atif.trajectory(graph, report=report)) + b"\n"
     return encoded(otlp.request([graph], report=report)) + b"\n"

@@ -196,7 +196,7 @@ def test_a_folder_that_is_no_export_was_asked_for_wrongly(url: str, tmp_path: Pa
     assert error.value.exit_code == 2
 
 
-@pytest.mark.parametrize("format_", ["atif", "otlp"])
+@pytest.mark.parametrize("format_", ["atif", "otlp", "rlm"])
 def test_export_writes_episodes_in_a_format_of_others(
     format_: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

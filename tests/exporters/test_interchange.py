@@ -14,7 +14,7 @@ from tracestore_exporters.export import BeyondLatest, NotEmpty
 from tracestore_exporters.interchange import Format, file_name, write_episodes
 
 
-@pytest.mark.parametrize("format_", ["atif", "otlp"])
+@pytest.mark.parametrize("format_", ["atif", "otlp", "rlm"])
 def test_every_episode_of_a_store_comes_back_from_its_file(format_: Format, tmp_path: Path) -> None:
     names = ("interleaved_subagents", "bestof4", "tools_change")
     events = [one for name in names for one in grouped(SCENARIOS[name](), prefix=name)]

@@ -175,7 +175,7 @@ def test_text_is_rendered_as_it_is_after_redaction(tmp_path: Path) -> None:
     assert one.conservation.trained_tokens > 0
 
 
-@pytest.mark.parametrize("format_", ["openai", "atif", "otlp"])
+@pytest.mark.parametrize("format_", ["openai", "atif", "otlp", "rlm"])
 def test_formats_of_text_hold_what_those_of_the_redacted_store_hold(format_: Any, tmp_path: Path) -> None:
     events = [*two_turns("mail sk-x", "sk-y it is"), *other_episode()]
     spec = Spec(objective="sft" if format_ == "openai" else "rl", redaction=(KEY,))

@@ -35,6 +35,7 @@ from tracestore.wire.events import AnyEvent
 
 S, U, MAIN = system("s"), user("u"), agent()
 C0 = call("c0", [S, U], answer("a", ids=[1, 2]), prompt_ids=[5], ordinal=0)
+USES = call("c0", [S], answer(assistant(None, tool_calls=[tool_use("spawn", id="t1")])))
 TWIN = call("c9", [S, U], answer("a", ids=[1, 2]), prompt_ids=[5], ordinal=0, agent="other")
 SET = candidate_set("set1", member("c0"))
 
@@ -91,7 +92,7 @@ VIOLATIONS: dict[str, tuple[list[AnyEvent], str]] = {
     ),
     "unknown_agent": ([C0], "'main'"),
     "unknown_member": ([MAIN, C0, candidate_set("set1", member("c0", 1))], "c0[1]"),
-    "unknown_tool_use": ([MAIN, C0, tool_call("x1", "c0", tool_call_id="t7")], "'t7'"),
+    "unknown_tool_use": ([MAIN, USES, tool_call("x1", "c0", tool_call_id="t7")], "'t7'"),
     "version_past_end": (
         [
             MAIN,
@@ -176,11 +177,21 @@ def test_a_selection_of_a_set_that_never_came_and_members_that_are_agents_are_ch
 
 
 def test_a_spawn_from_a_tool_use_that_the_message_lacks_is_reported() -> None:
-    uses = call("c0", [S], answer(assistant(None, tool_calls=[tool_use("spawn", id="t1")])))
     good: Agent = subagent("sub", spawned_by="c0", tool_call="t1")
     bad: Agent = subagent("sub", spawned_by="c0", tool_call="t2")
-    assert check(build([MAIN, uses, good])) == ()
-    assert [v.check for v in check(build([MAIN, uses, bad]))] == ["unknown_tool_use"]
+    assert check(build([MAIN, USES, good])) == ()
+    assert [v.check for v in check(build([MAIN, USES, bad]))] == ["unknown_tool_use"]
+    executed = tool_call("x1", "c0", tool_call_id="t2")
+    assert len(check(build([MAIN, USES, executed, bad]))) == 2
+
+
+def test_what_a_harness_read_out_of_text_may_be_named_by_its_execution() -> None:
+    block = tool_call("x1", "c0", tool_call_id="code/0")
+    below: Agent = subagent("sub", spawned_by="c0", tool_call="code/0")
+    assert check(build([MAIN, C0, block, below])) == ()
+    assert [v.id for v in check(build([MAIN, C0, below]))] == ["sub"]
+    elsewhere = tool_call("x1", "c1", tool_call_id="code/0")
+    assert [v.id for v in check(build([MAIN, C0, elsewhere, below]))] == ["sub"]
 
 
 def test_what_started_and_did_not_end_is_incomplete() -> None:

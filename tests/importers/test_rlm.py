@@ -103,6 +103,11 @@ def test_what_a_block_called_is_an_agent_below_with_its_own_calls() -> None:
         "main/0/code/0/1": ("subagent", 1),
         "main/0/code/0/1/0/code/0/0": ("sub_lm", 2),
     }
+    deep = agents["main/0/code/0/1/0/code/0/0"]
+    assert {agent.spawned_by_tool_call_id for agent in agents.values()} == {None, "code/0"}
+    assert [use.id for use in imported.of("tool_call") if use.call_id == deep.spawned_by_call_id] == [
+        f"{deep.spawned_by_call_id}/code/0"
+    ]
     plain = agents["main/0/code/0/0"]
     assert (json.loads(plain.return_message), plain.model) == ("yes", "m2")
     assert plain.spawned_by_call_id == imported.of("call")[0].id
@@ -116,6 +121,40 @@ def test_a_prompt_that_got_shorter_is_a_compaction_whose_summary_call_is_missing
     (edit,) = imported.of("context_edit")
     assert (edit.before_call_id[-2:], edit.after_call_id[-2:]) == ("/1", "/2")
     assert [gap.cause for gap in imported.of("gap")] == ["unrecorded_summary_call"]
+
+
+def nested(*iterations: dict[str, Any]) -> list[int]:
+    """How many messages are read of each iteration of an agent below."""
+    asked = below(metadata={"run_metadata": {}, "iterations": list(iterations)})
+    imported = read_data(as_lines(metadata(), iteration(1, [ASKED], block("a()", asked))))
+    (agent,) = (one for one in imported.of("agent") if one.role == "subagent")
+    return [
+        len(json.loads(call.request)["messages"]) for call in imported.of("call") if call.agent_id == agent.id
+    ]
+
+
+def said(number: int) -> dict[str, Any]:
+    return {"role": "assistant", "content": f"answer {number}"}
+
+
+def test_what_was_added_to_the_list_of_a_nested_prompt_after_it_was_sent_is_no_part_of_it() -> None:
+    # Version 0.1.3 appends each turn to one list, which every iteration of an agent below then holds.
+    whole = [SYSTEM, ASKED, said(1), ASKED, said(2), ASKED]
+    assert nested(iteration(1, whole), iteration(2, whole), iteration(3, whole)) == [2, 4, 6]
+    # Out of turns: a last prompt of its own asks for an answer.
+    last = [*whole, {"role": "assistant", "content": "Please provide a final answer"}]
+    assert nested(iteration(1, whole), iteration(2, whole), iteration(3, last)) == [2, 4, 7]
+    # Compacted in between: a new list.
+    short = [SYSTEM, ASKED, {"role": "assistant", "content": "summary"}, ASKED]
+    assert nested(iteration(1, whole), iteration(2, whole), iteration(3, short)) == [2, 4, 4]
+
+
+def test_prompts_that_grew_in_the_file_are_left_as_they_are() -> None:
+    twice = {"role": "assistant", "content": "answer 1"}
+    one, two = [SYSTEM, twice, ASKED], [SYSTEM, twice, ASKED, said(1), ASKED]
+    assert nested(iteration(1, one), iteration(2, two)) == [3, 5]
+    assert nested(iteration(1, [SYSTEM, ASKED]), iteration(2, [SYSTEM, said(1), ASKED])) == [2, 3]
+    assert nested(iteration(1, [ASKED]), iteration(2, [ASKED])) == [1, 1]
 
 
 def test_a_call_below_that_failed_says_why() -> None:

@@ -51,10 +51,10 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("shards", "atif", "otlp", "openai"),
+        choices=("shards", "atif", "otlp", "rlm", "openai"),
         default="shards",
-        help="shards for a trainer, or every episode as an ATIF trajectory, an OTLP request or lines for"
-        " OpenAI's fine-tuning",
+        help="shards for a trainer, or every episode as an ATIF trajectory, an OTLP request, a log of an RLM"
+        " or lines for OpenAI's fine-tuning",
     )
     parser.add_argument(
         "--spec",

@@ -208,22 +208,31 @@ def _version_past_end(graph: Graph) -> Iterator[tuple[str, str, str]]:
 
 
 def _unknown_tool_use(graph: Graph) -> Iterator[tuple[str, str, str]]:
-    """A tool call or a spawned agent names a tool use that the completion's message does not hold."""
+    """A tool call or a spawned agent names a tool use that is none of its completion's.
+
+    A message without any was read by its harness (code between fences, actions in words), whose names for
+    what it found stand in the tool calls: an agent may name one of these.
+    """
+    executed = {(one.call_id, one.completion, one.tool_call_id) for one in graph.tool_calls.values()}
     for tool_call in graph.tool_calls.values():
-        key = (tool_call.call_id, tool_call.completion)
-        if _lacks_use(graph, key, tool_call.tool_call_id):
-            yield "tool_call", tool_call.id, f"no tool use {tool_call.tool_call_id!r} in {key[0]}[{key[1]}]"
+        key, name = (tool_call.call_id, tool_call.completion), tool_call.tool_call_id
+        uses = _uses(graph, key)
+        if name is not None and uses and name not in uses:
+            yield "tool_call", tool_call.id, f"no tool use {name!r} in {key[0]}[{key[1]}]"
     for agent in graph.agents.values():
         key = (agent.spawned_by_call_id or "", agent.spawned_by_completion or 0)
-        if _lacks_use(graph, key, agent.spawned_by_tool_call_id):
-            yield "agent", agent.id, f"no tool use {agent.spawned_by_tool_call_id!r} in {key[0]}[{key[1]}]"
+        name, uses = agent.spawned_by_tool_call_id, _uses(graph, key)
+        if name is None or uses is None or name in uses or (not uses and (*key, name) in executed):
+            continue
+        yield "agent", agent.id, f"no tool use {name!r} in {key[0]}[{key[1]}]"
 
 
-def _lacks_use(graph: Graph, key: CompletionKey, tool_call_id: str | None) -> bool:
+def _uses(graph: Graph, key: CompletionKey) -> frozenset[str | None] | None:
+    """Ids of the tool uses in a completion's message; None where it has not come."""
     completion, call = graph.completions.get(key), graph.calls.get(key[0])
-    if tool_call_id is None or completion is None or call is None:
-        return False
-    return tool_call_id not in {use.id for use in tool_uses(completion.message, call.dialect)}
+    if completion is None or call is None:
+        return None
+    return frozenset(use.id for use in tool_uses(completion.message, call.dialect))
 
 
 def _bad_selection(graph: Graph) -> Iterator[tuple[str, str, str]]:

@@ -6,10 +6,12 @@ code_blocks, final_answer, iteration_time}.
 
 - An iteration is a call; its prompt is the whole list of messages. The list is what the harness held when it
   wrote the line, which is what it sent unless it had changed it since.
-- A code block {code, result{stdout, stderr, locals, execution_time, rlm_calls}} is a tool call `repl`. Each
-  of its `rlm_calls` is a call by an agent below: with `metadata` {run_metadata, iterations} one that iterated
-  itself (rlm_query), without it one plain call (llm_query). Their order in time is unknown: a block may run
-  them side by side. Which block spawned an agent stands in its id and `meta`.
+- A code block {code, result{stdout, stderr, locals, execution_time, rlm_calls}} is a tool call `repl`, named
+  `code/PLACE` by us: the model gives its blocks no ids. Each of its `rlm_calls` is a call by an agent below,
+  spawned by that tool call: with `metadata` {run_metadata, iterations} one that iterated itself (rlm_query),
+  without it one plain call (llm_query). Their order in time is unknown: a block may run them side by side.
+- Iterations of an agent below are written when it is done. In version 0.1.3 all of them hold the one list to
+  which its turns were added: what was sent ends before the iteration's own answer (`_sent`). Inferred.
 - A prompt shorter than the one before it means that the history was compacted: inferred. The call that wrote
   the summary is not logged, and stated as a gap.
 - A line of metadata or run_context after iterations begins another episode. There are no ids: episodes are
@@ -17,14 +19,17 @@ code_blocks, final_answer, iteration_time}.
 - `usage_summary` of a call below counts by model; it is the call's usage where it counts one call.
 
 Times have no zone: they stay in `meta`. Token ids, logprobs and the usage of iterations are never logged.
+
+Files that our exporter wrote have beside these, under `tracestore`, what the format has no name for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracestore.importers.carried import KEY, completed, events
 from tracestore.importers.documents import Record, records
 from tracestore.importers.format import Format, Head, Source, Sources
 from tracestore.importers.guard import as_dict, as_list, guarded, known
@@ -66,17 +71,15 @@ class _Completion:
     """Its metadata and run_context."""
     iterations: list[Record] = field(default_factory=list)
 
-    @property
-    def episode_id(self) -> str:
-        return content_id("rlm", (self.first or self.iterations)[0].value)
-
 
 def read(sources: Sources, *, notes: Notes) -> Iterator[Item]:
     """Episodes with their agents, calls and executions."""
     for source in sources:
         for completion in _completions(source, notes):
             at = (completion.first or completion.iterations)[0].at
-            yield from guarded(_episode(completion, notes), at=at, notes=notes)
+            first = [record.value for record in completion.first]
+            others = [record.value for record in completion.iterations]
+            yield from guarded(_episode(first, others, at, notes), at=at, notes=notes)
 
 
 def _completions(source: Source, notes: Notes) -> Iterator[_Completion]:
@@ -96,25 +99,38 @@ def _completions(source: Source, notes: Notes) -> Iterator[_Completion]:
         yield one
 
 
-def _episode(one: _Completion, notes: Notes) -> Iterator[Item]:
-    episode_id = one.episode_id
-    first = [as_dict(record.value) for record in one.first]
+def events_of(lines: Sequence[Any], *, notes: Notes) -> Iterator[Item]:
+    """The events of the lines of one episode."""
+    first = [line for line in lines if _kind(line) in _BEGINS]
+    others = [line for line in lines if _kind(line) == "iteration"]
+    yield from _episode(first, others, "lines in memory", notes)
+
+
+def _episode(before: Sequence[Any], others: Sequence[Any], at: str, notes: Notes) -> Iterator[Item]:
+    """
+    Args:
+        before: its metadata and run_context; `others`: its iterations.
+    """
+    first = [as_dict(value) for value in before]
+    own = next((_own(value) for value in first if KEY in value), None)
+    episode_id = _named(own, "episode", content_id("rlm", (*before, *others)[0]))
     metadata = next((value for value in first if value["type"] == "metadata"), {})
     context = next((value for value in first if value["type"] == "run_context"), {})
     model, task = metadata.get("root_model"), context.pop("prompt", None)
-    iterations = [as_dict(record.value) for record in one.iterations]
+    iterations = [as_dict(value) for value in others]
     answer = next((one["final_answer"] for one in iterations if one.get("final_answer") is not None), None)
-    revision = len(first) + len(iterations)
-    yield made(
+    # A file that goes on says more; one that we wrote is whole.
+    revision = len(first) + len(iterations) if own is None else None
+    episode = made(
         Episode,
         id=episode_id,
         revision=revision,
         task=None if task is None else raw(task),
         status=None if answer is None else "ok",
-        meta=left("rlm", *first),
+        meta=left("rlm", *first) if own is None else None,
     )
-    agent_id = f"{episode_id}/main"
-    yield made(
+    agent_id = _named(own, "agent", f"{episode_id}/main")
+    agent = made(
         Agent,
         id=agent_id,
         revision=revision,
@@ -125,8 +141,29 @@ def _episode(one: _Completion, notes: Notes) -> Iterator[Item]:
         return_message=None if answer is None else raw(answer),
         status=None if answer is None else "ok",
     )
-    run = _Run(episode_id, agent_id, 0, model if isinstance(model, str) else None, notes)
-    yield from run.items(iterations)
+    yield from _laid(episode, own, "episode", at, notes)
+    yield from _laid(agent, own, "agent", at, notes)
+    if own is not None:
+        yield from events(own.get("events"), at=at, notes=notes)
+    run = _Run(episode_id, agent_id, 0, model if isinstance(model, str) else None, at, notes)
+    yield from run.items(iterations, are_ours=own is not None)
+
+
+def _own(record: dict[str, Any]) -> dict[str, Any] | None:
+    """What our exporter put into a record, taken out of it; None where it is no record of ours."""
+    return as_dict(record.pop(KEY)) if KEY in record else None
+
+
+def _named(own: dict[str, Any] | None, what: str, usual: str) -> str:
+    name = as_dict((own or {}).get(what)).get("id")
+    return name if isinstance(name, str) else usual
+
+
+def _laid(item: Item, own: dict[str, Any] | None, what: str, at: str, notes: Notes) -> Iterator[Item]:
+    """An event as our exporter completed it; none where it says that there is none."""
+    fields = (own or {}).get(what, {})
+    if fields is not None:
+        yield completed(item, fields, at=at, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -137,18 +174,49 @@ class _Run:
     agent_id: str
     depth: int
     model: str | None
+    at: str
+    """Place of the episode in its file."""
     notes: Notes
 
-    def items(self, iterations: list[dict[str, Any]]) -> Iterator[Item]:
-        """Calls, executions, agents below and compactions."""
+    def items(self, iterations: list[dict[str, Any]], *, are_ours: bool) -> Iterator[Item]:
+        """Calls, executions, agents below and compactions.
+
+        Args:
+            are_ours: our exporter wrote them: what it does not say is not inferred.
+        """
         before: int | None = None
+        sent = [one.get("prompt") for one in iterations] if are_ours else self._sent(iterations)
         for ordinal, iteration in enumerate(iterations):
             prompt = iteration.get("prompt")
             length = len(prompt) if isinstance(prompt, list) else None
-            if before is not None and length is not None and length < before:
+            if before is not None and length is not None and length < before and not are_ours:
                 yield from self._compaction(ordinal)
             before = length
-            yield from self._iteration(ordinal, dict(iteration))
+            yield from self._iteration(ordinal, {**iteration, "prompt": sent[ordinal]})
+
+    def _sent(self, iterations: list[dict[str, Any]]) -> list[Any]:
+        """The prompt of each iteration without what was added to its list after it was sent.
+
+        Prompts that read on have the answer of an iteration first behind its prompt. Where the next prompt
+        begins with this one and does not, this one's list holds the answer already, and ends before it.
+        """
+        logged = [one.get("prompt") for one in iterations]
+        sent: list[Any] = []
+        begin, was_cut = 0, False
+        for place, (iteration, prompt) in enumerate(zip(iterations, logged, strict=True)):
+            answer = {"role": "assistant", "content": iteration.get("response")}
+            later = logged[place + 1] if place + 1 < len(logged) else None
+            is_same = place > 0 and prompt == logged[place - 1]
+            begin, was_cut = (begin, was_cut) if is_same else (0, False)
+            if not isinstance(prompt, list) or not (_holds(prompt, later, answer) or was_cut):
+                sent.append(prompt)
+                continue
+            end = next((at for at in range(begin, len(prompt)) if prompt[at] == answer), None)
+            sent.append(prompt if end is None else prompt[:end])
+            begin, was_cut = (begin, was_cut) if end is None else (end + 1, True)
+            if end is not None:
+                self.notes.infer("what an iteration sent", evidence="its list goes on with its own answer")
+        return sent
 
     def _call_id(self, ordinal: int) -> str:
         return safe_id(f"{self.agent_id}/{ordinal}")
@@ -175,11 +243,13 @@ class _Run:
 
     def _iteration(self, ordinal: int, rest: dict[str, Any]) -> Iterator[Item]:
         call_id = self._call_id(ordinal)
+        own = _own(rest)
+        call_id = _named(own, "call", call_id)
         prompt, response = rest.pop("prompt", None), rest.pop("response", None)
         blocks = as_list(rest.pop("code_blocks", None))
         if rest.get("type") == "iteration":
             del rest["type"]
-        yield made(
+        call = made(
             Call,
             id=call_id,
             episode_id=self.episode_id,
@@ -188,30 +258,36 @@ class _Run:
             model=self.model,
             **_asked(prompt),
             completions=_answered(response),
-            meta=left("rlm", {name: one for name, one in rest.items() if one is not None}),
+            meta=left("rlm", {name: one for name, one in rest.items() if one is not None})
+            if own is None
+            else None,
         )
+        yield from _laid(call, own, "call", self.at, self.notes)
         for place, block in enumerate(blocks):
             yield from self._block(as_dict(block), place, call_id)
 
     def _block(self, block: dict[str, Any], place: int, call_id: str) -> Iterator[Item]:
+        own, name = _own(block), f"code/{place}"
         code, result = taken(block, "code", str), as_dict(block.pop("result", None))
         below = as_list(result.pop("rlm_calls", None))
-        rest = left("rlm", block)
-        yield made(
+        tool_call = made(
             ToolCall,
-            id=safe_id(f"{call_id}/code/{place}"),
+            id=safe_id(f"{call_id}/{name}"),
             episode_id=self.episode_id,
             call_id=call_id,
+            tool_call_id=name,
             name="repl",
             arguments=code,
             result=raw(result) if result else None,
-            meta=rest,
+            meta=left("rlm", block),
         )
+        yield from _laid(tool_call, own, "tool_call", self.at, self.notes)
         for number, call in enumerate(below):
-            yield from self._below(as_dict(call), f"{call_id}/code/{place}/{number}", place, call_id)
+            yield from self._below(as_dict(call), f"{call_id}/{name}/{number}", name, call_id)
 
-    def _below(self, call: dict[str, Any], name: str, place: int, call_id: str) -> Iterator[Item]:
-        agent_id, model = safe_id(name), taken(call, "root_model", str)
+    def _below(self, call: dict[str, Any], name: str, block: str, call_id: str) -> Iterator[Item]:
+        own = _own(call)
+        agent_id, model = _named(own, "agent", safe_id(name)), taken(call, "root_model", str)
         inner = as_dict(call.pop("metadata", None))
         iterations = [as_dict(one) for one in as_list(inner.pop("iterations", None))]
         prompt, response = call.pop("prompt", None), call.pop("response", None)
@@ -223,13 +299,14 @@ class _Run:
         failed = any(one is not None for one in error.values())
         usage, summary = _usage(as_dict(call.pop("usage_summary", None)))
         plain = not iterations
-        rest = [{"code_block": place}, inner] if plain else [{"code_block": place}, inner, call, summary]
-        yield made(
+        rest = [inner] if plain else [inner, call, summary]
+        agent = made(
             Agent,
             id=agent_id,
             episode_id=self.episode_id,
             parent_agent_id=self.agent_id,
             spawned_by_call_id=call_id,
+            spawned_by_tool_call_id=block,
             role="sub_lm" if plain else "subagent",
             depth=self.depth + 1,
             model=model,
@@ -237,15 +314,16 @@ class _Run:
             return_message=None if response is None else raw(response),
             status="failed" if failed else "ok" if response is not None else None,
             error=error["message"],
-            meta=left("rlm", *rest),
+            meta=left("rlm", *rest) if own is None else None,
         )
+        yield from _laid(agent, own, "agent", self.at, self.notes)
         if not plain:
-            below = _Run(self.episode_id, agent_id, self.depth + 1, model, self.notes)
-            yield from below.items(iterations)
+            below = _Run(self.episode_id, agent_id, self.depth + 1, model, self.at, self.notes)
+            yield from below.items(iterations, are_ours=own is not None)
             return
-        yield made(
+        only = made(
             Call,
-            id=safe_id(f"{name}/0"),
+            id=safe_id(f"{agent_id}/0"),
             episode_id=self.episode_id,
             agent_id=agent_id,
             ordinal=0,
@@ -255,8 +333,16 @@ class _Run:
             usage=usage,
             status="failed" if failed else None,
             error=known(CallError, **error) if failed else None,
-            meta=left("rlm", call, summary),
+            meta=left("rlm", call, summary) if own is None else None,
         )
+        yield from _laid(only, own, "call", self.at, self.notes)
+
+
+def _holds(prompt: Any, later: Any, answer: dict[str, Any]) -> bool:
+    """Whether a prompt that the later one begins with is not followed there by its own answer."""
+    if not isinstance(prompt, list) or not isinstance(later, list) or later[: len(prompt)] != prompt:
+        return False
+    return len(later) == len(prompt) or later[len(prompt)] != answer
 
 
 def _asked(prompt: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class Agent(PhasedEvent):
     spawned_by_call_id: Id | None = None
     spawned_by_completion: Ordinal | None = None
     spawned_by_tool_call_id: str | None = None
-    """The model's own id of the tool call, as in its message."""
+    """The model's own id of the tool call, as in its message; or that of a `tool_call` event."""
     role: str | None = None
     """main, subagent, branch, sub_lm, harness, judge, curriculum, actor, verifier, ..."""
     name: str | None = None

@@ -13,7 +13,8 @@ class ToolCall(PhasedEvent):
     call_id: Id
     completion: Ordinal = 0
     tool_call_id: str | None = None
-    """The model's own id of the tool use, as in its message; not unique across an episode."""
+    """The model's own id of the tool use, as in its message; not unique across an episode. Where the harness
+    reads tool uses out of text (code between fences), its own name of the use."""
     name: str | None = None
     arguments: str | None = None
     """The argument text as executed; what the model sampled stands in its message, parsable or not."""
