@@ -5,27 +5,33 @@
 
 Names stand where those of the recording proxy stand (`proxy.names`): the path, headers, a suffix of the API
 key. `episode` is what is replayed; `agent` or `agent-name` says whose answer is wanted; `run` gives a run of
-the harness its own places. A request that was never recorded is 409 and says where it differs first from the
-nearest that was; clients are told not to send it again.
+the harness its own places. `mode` says what becomes of a request that was never recorded:
+
+    strict           it is 409 and says where it differs first from the nearest that was; clients are told not
+                     to send it again
+    record-missing   it goes to the server's upstream and is recorded as a new branch of the same episode
+
+With `live-after=K` the first K calls of a run are answered from the recording, and all others go to the
+upstream.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tracestore.importers.exchanges import Exchange, request_body
 from tracestore.replay.answers import body_of, encoded, error_of, recorded_events
 from tracestore.replay.keys import Asked
 from tracestore.replay.streams import stream_of
-from tracestore.replay.tape import NotRecorded, NotReplayable, Played, Tape, recorded_calls
+from tracestore.replay.tape import NotRecorded, NotReplayable, Played, Recorded, Tape, recorded_calls
 from tracestore.settings import Settings
 from tracestore.store.store import Store
 from tracestore_api.access import admitted
@@ -40,6 +46,10 @@ from tracestore_api.response import StrictJSON
 
 _TAPES = 16
 """Sets of episodes that are held in memory."""
+if TYPE_CHECKING:
+    from tracestore_api.proxy.route import Proxy
+
+MODES = ("strict", "record-missing")
 _TOLD = 1_000
 """Calls that a status names."""
 _NO_RETRY = {"x-should-retry": "false"}
@@ -49,12 +59,21 @@ _NO_RETRY = {"x-should-retry": "false"}
 class Replay:
     """The recorded answers of a store."""
 
-    def __init__(self, store: Store, *, settings: Settings, episodes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        settings: Settings,
+        episodes: Sequence[str] = (),
+        proxy: Proxy | None = None,
+    ) -> None:
         """
         Args:
             episodes: that answer a request which names none.
+            proxy: where a request goes that is not answered from here; None: it goes nowhere.
         """
         self._store = store
+        self._proxy = proxy
         self._episodes = tuple(episodes)
         self._admission = Admission(
             max_requests=settings.max_requests_in_hand, max_bytes=settings.max_bytes_in_hand
@@ -89,22 +108,45 @@ class Replay:
             text = decompress(body, coding=coding, max_bytes=self._max_body_bytes, ticket=ticket)
             asked = _asked(address.path, text)
             state_body(address.names, asked.body.value())
-            response = await self._answered(project, address.names, asked, scope)
-        await response(scope, receive, send)
+            episodes = self._named(address.names)
+            tape = await self._tape(project, episodes)
+            response = self._answered(tape, address.names, asked, scope)
+        if response is not None:
+            await response(scope, receive, send)
+            return
+        assert self._proxy is not None
+        admitted(scope, needs="write")
+        _place(address.names, tape, asked, episodes)
+        await self._proxy.pass_on(scope, _again(body, receive), send, project=project, address=address)
 
-    async def _answered(self, project: str, names: Names, asked: Asked, scope: Scope) -> Response:
-        tape = await self._tape(project, self._named(names))
+    def _answered(self, tape: Tape, names: Names, asked: Asked, scope: Scope) -> Response | None:
+        """The response; None where the upstream is to give it."""
+        goes_on = self._goes_on(names)
+        run, live_after = names.get("run") or "", names.number("live-after")
+        if live_after is not None and tape.num_answered(run) >= live_after:
+            return None
         retries = text_of(scope["headers"], "x-stainless-retry-count")
         try:
             played = tape.answer(
                 asked,
-                run=names.get("run") or "",
+                run=run,
                 agent=names.get("agent") or names.get("agent-name"),
                 is_retry=retries is not None and retries.strip("0") != "",
             )
             return _response(played, asked)
         except (NotRecorded, NotReplayable) as error:
+            if goes_on:
+                return None
             return problem_response(problem_of(error), headers=_NO_RETRY)
+
+    def _goes_on(self, names: Names) -> bool:
+        """Whether a request that was never recorded goes to the upstream."""
+        mode = names.get("mode") or ("strict" if names.get("live-after") is None else "record-missing")
+        if mode not in MODES:
+            raise InvalidReplay(mode=mode, modes=list(MODES), hint="name one of the modes")
+        if mode != "strict" and self._proxy is None:
+            raise InvalidReplay(mode=mode, hint="start the server with --upstream URL, to which misses go")
+        return mode == "record-missing"
 
     def _named(self, names: Names) -> tuple[str, ...]:
         episode = names.get("episode")
@@ -127,10 +169,13 @@ class Replay:
         with self._lock:  # two first requests find one tape, with one place in it
             tape = self._tapes.get((project, episodes))
             if tape is None:
-                events = (self._store.load(project, episode) for episode in episodes)
-                tape = Tape(call for some in events for call in recorded_calls(some))
+                tape = Tape(self._calls(project, episodes))
                 self._tapes.put((project, episodes), tape)
             return tape
+
+    def _calls(self, project: str, episodes: Sequence[str]) -> list[Recorded]:
+        events = (self._store.load(project, episode) for episode in episodes)
+        return [call for some in events for call in recorded_calls(some)]
 
     async def _status(self, request: Request) -> Response:
         """What a run has not asked for yet."""
@@ -144,7 +189,9 @@ class Replay:
     async def _rewind(self, request: Request) -> Response:
         """Let a run begin again, with what was recorded until now."""
         project, episodes, run = self._wanted(request)
-        (await self._tape(project, episodes)).rewind(run)
+        tape = await self._tape(project, episodes)
+        calls = await to_thread.run_sync(self._calls, project, episodes, limiter=self._loading)
+        tape.rewind(run, calls)
         return Response(status_code=204)
 
     def _wanted(self, request: Request) -> tuple[str, tuple[str, ...], str]:
@@ -163,6 +210,25 @@ class _Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._replay.serve(scope, receive, send)
+
+
+def _place(names: Names, tape: Tape, asked: Asked, episodes: Sequence[str]) -> None:
+    """Where a call belongs that is recorded now: the episode, and the agent whose context is the nearest."""
+    near = tape.nearest(asked)
+    stated = [("episode", episodes[0] if near is None else near[0].episode_id)]
+    if near is not None and names.get("agent") is None and names.get("agent-name") is None:
+        stated.append(("agent", near[0].call.agent_id))
+    names.state(stated, place="replay")
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A body that was read, to be read once more; after it what the connection says."""
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def read() -> Message:
+        return next(messages, None) or await receive()
+
+    return read
 
 
 def _asked(path: str, text: bytes) -> Asked:

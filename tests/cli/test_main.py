@@ -41,6 +41,7 @@ SURFACE = {
     "keys rotate": {"--db", "--grace", "--json", "--project", "prefix"},
     "demo": {"--dir", "--json", "--scripted", "--system", "--traces"},
     "import": {"--db", "--format", "--json", "--list-formats", "--project", "--url", "paths"},
+    "diff": {"--db", "--json", "--project", "one", "other"},
     "show": {"--context", "--db", "--json", "--picture", "--project", "id"},
     "sql": {
         *("--db", "--format", "--json", "--max-rows", "--memory", "--output", "--parquet", "--project"),

@@ -108,22 +108,23 @@ def _print_latest(store: Store, args: argparse.Namespace) -> None:
 
 def _print_one(store: Store, args: argparse.Namespace) -> None:
     with store.engine.connect() as connection:
-        call_episode = _episode_of_call(connection, args.project, args.id)
-        is_episode = _is_episode(connection, args.project, args.id)
-    if is_episode and not args.context:
+        call_episode = episode_of_call(connection, args.project, args.id)
+        of_episode = is_episode(connection, args.project, args.id)
+    if of_episode and not args.context:
         _print_episode(store.load_graph(args.project, args.id), args)
     elif call_episode is not None:
         if args.picture is not None:
             raise UsageError(hint="--picture needs the id of an episode, this is a call")
         graph = store.load_graph(args.project, call_episode)
         (_print_context if args.context else _print_call)(graph, args)
-    elif is_episode:
+    elif of_episode:
         raise UsageError(hint="--context needs the id of a call, this is an episode")
     else:
         raise NothingRecorded(id=args.id, project=args.project, hint="`tracestore show` lists episodes")
 
 
-def _is_episode(connection: Connection, project: str, episode_id: str) -> bool:
+def is_episode(connection: Connection, project: str, episode_id: str) -> bool:
+    """Whether a project has an episode of this id."""
     from sqlalchemy import select
 
     from tracestore.store import tables as t
@@ -136,7 +137,8 @@ def _is_episode(connection: Connection, project: str, episode_id: str) -> bool:
     return connection.execute(query).first() is not None
 
 
-def _episode_of_call(connection: Connection, project: str, call_id: str) -> str | None:
+def episode_of_call(connection: Connection, project: str, call_id: str) -> str | None:
+    """The episode of a call; None where there is no such call."""
     from sqlalchemy import and_, false, select
 
     from tracestore.store import tables as t

@@ -88,12 +88,15 @@ class Tape:
     """The calls of some episodes, in the order in which they were recorded."""
 
     def __init__(self, calls: Iterable[Recorded]) -> None:
+        self._runs: OrderedDict[str, _Run] = OrderedDict()
+        self._lock = threading.Lock()
+        self._take(calls)
+
+    def _take(self, calls: Iterable[Recorded]) -> None:
         self.calls = tuple(calls)
         self._by_key: dict[bytes, list[Recorded]] = defaultdict(list)
         for one in self.calls:
             self._by_key[one.asked.key].append(one)
-        self._runs: OrderedDict[str, _Run] = OrderedDict()
-        self._lock = threading.Lock()
 
     def answer(
         self, asked: Asked, *, run: str = "", agent: str | None = None, is_retry: bool = False
@@ -130,10 +133,19 @@ class Tape:
             place.last[asked.key, agent] = played
             return played
 
-    def rewind(self, run: str = "") -> None:
-        """Let a run begin again."""
+    def rewind(self, run: str, calls: Iterable[Recorded]) -> None:
+        """Let a run begin again, with what is recorded now; the other runs go on where they stand."""
+        known = tuple(calls)
         with self._lock:
+            self._take(known)
             self._runs.pop(run, None)
+            for other in self._runs.values():
+                other.first_unused.clear()
+
+    def num_answered(self, run: str = "") -> int:
+        """How many calls a run has been answered."""
+        with self._lock:
+            return len(self._runs[run].used) if run in self._runs else 0
 
     def unasked(self, run: str = "") -> list[Recorded]:
         """The calls that a run has not asked for."""

@@ -195,3 +195,70 @@ def test_what_cannot_be_replayed_says_what_can(
     answer = httpx.post(proxy.url.removesuffix("/proxy") + path, content=body)
     assert answer.status_code == status
     assert hint in answer.text
+
+
+def turn(*texts: str) -> dict[str, Any]:
+    """A request whose context are these messages, asked and answered in turn."""
+    roles = ("user", "assistant")
+    return CHAT | {
+        "messages": [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
+    }
+
+
+def recorded_chain(proxy: Running, upstream: Upstream) -> None:
+    """Two turns of one conversation."""
+    upstream.says(Said(d.chat("eins")), Said(d.chat("zwei")))
+    with openai.OpenAI(base_url=f"{recording(proxy)}/v1", api_key="sk-1") as client:
+        client.chat.completions.create(**turn("a"))
+        client.chat.completions.create(**turn("a", "eins", "b"))
+    proxy.settle()
+
+
+def test_what_was_never_recorded_is_asked_and_becomes_a_branch_of_the_episode(
+    proxy: Running, upstream: Upstream
+) -> None:
+    recorded_chain(proxy, upstream)
+    upstream.says(Said(d.chat("anders")))
+    url = f"{replaying(proxy, mode='record-missing')}/v1"
+    with openai.OpenAI(base_url=url, api_key="sk-1") as client:
+        told = [
+            client.chat.completions.create(**turn(*texts)).choices[0].message.content
+            for texts in (("a",), ("a", "eins", "c"))
+        ]
+    assert told == ["eins", "anders"]
+    assert len(upstream.seen) == 3
+    proxy.settle()
+    graph = proxy.store.load_graph("default", "e")
+    first, second, fork = sorted(graph.calls.values(), key=lambda call: call.started_at or 0)
+    assert {graph.links[one.id].parent for one in (second, fork)} == {(first.id, 0)}
+    assert fork.agent_id == first.agent_id
+    with openai.OpenAI(base_url=f"{replaying(proxy)}/v1", api_key="sk-1") as client:
+        again = {"episode": "e"}
+        assert httpx.delete(proxy.url.replace("/proxy", "/replay"), params=again).status_code == 204
+        answer = client.chat.completions.create(**turn("a", "eins", "c"))
+        assert answer.choices[0].message.content == "anders"
+    # The prefix is there once: a and eins, then b, zwei and c, anders.
+    assert len(graph.nodes) == 6
+
+
+def test_a_run_goes_live_after_so_many_calls(proxy: Running, upstream: Upstream) -> None:
+    recorded_chain(proxy, upstream)
+    upstream.says(Said(d.chat("neu")))
+    with openai.OpenAI(base_url=f"{replaying(proxy, live_after='1')}/v1", api_key="sk-1") as client:
+        told = [
+            client.chat.completions.create(**turn(*texts)).choices[0].message.content
+            for texts in (("a",), ("a", "eins", "b"))
+        ]
+    assert told == ["eins", "neu"]
+    proxy.settle()
+    assert len(proxy.store.load_graph("default", "e").calls) == 3
+
+
+def test_a_mode_that_there_is_not_is_refused(proxy: Running, upstream: Upstream) -> None:
+    upstream.says(Said(d.chat("eins")))
+    with openai.OpenAI(base_url=f"{recording(proxy)}/v1", api_key="sk-1") as client:
+        client.chat.completions.create(**CHAT)
+    proxy.settle()
+    answer = httpx.post(f"{replaying(proxy, mode='guess')}/v1/chat/completions", json=CHAT)
+    assert answer.status_code == 400
+    assert answer.json()["modes"] == ["strict", "record-missing"]

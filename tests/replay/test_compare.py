@@ -1,0 +1,48 @@
+"""In what two recordings differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.factories import answer, call
+from tests.replay.conversations import tape_calls
+from tracestore.replay.compare import of_calls, of_episodes
+from tracestore.replay.differences import Difference
+from tracestore.replay.tape import Recorded
+
+
+def asked(text: str, said: str, *, id: str = "c0", ordinal: int = 0, read: Sequence[int] = (1, 2, 3)) -> Any:  # noqa: A002
+    messages = [{"role": "user", "content": text}]
+    return call(id, messages, answer(said, ids=[7, 8]), ordinal=ordinal, prompt_ids=read)
+
+
+def calls_of(*events: Any) -> list[Recorded]:
+    return tape_calls(list(events))
+
+
+def test_equal_calls_do_not_differ() -> None:
+    [one], [other] = calls_of(asked("a", "b")), calls_of(asked("a", "b", id="c9"))
+    assert list(of_calls(one, other)) == []
+
+
+def test_what_was_asked_read_and_said_is_told_apart() -> None:
+    [one] = calls_of(asked("abc", "yes"))
+    [other] = calls_of(asked("abd", "yet", read=(1, 5, 3)))
+    told = [(one.what, one.difference) for one in of_calls(one, other)]
+    assert told == [
+        ("request", Difference("messages[0].content", 2, "abc", "abd")),
+        ("prompt tokens", Difference("[1]", None, "2", "5")),
+        ("answer 0", Difference("content", 2, "yes", "yet")),
+    ]
+
+
+def test_episodes_differ_agent_by_agent_in_the_order_in_which_each_asked() -> None:
+    mine = calls_of(asked("a", "b"), asked("c", "d", id="c1", ordinal=1))
+    theirs = calls_of(
+        asked("a", "b"), asked("c", "D", id="c1", ordinal=1), asked("e", "f", id="c2", ordinal=2)
+    )
+    found = list(of_episodes(mine, theirs))
+    assert [(one.what, one.calls) for one in found] == [("answer 0", ("c1", "c1")), ("calls", (None, "c2"))]
+    assert found[1].difference == Difference("main[2]", None, "(nothing)", "c2")
+    assert list(of_episodes(theirs, theirs)) == []

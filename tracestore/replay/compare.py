@@ -1,0 +1,83 @@
+"""Two recordings -> where they first differ: two calls, or two episodes call by call."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tracestore.replay.differences import Difference, first_difference, shared
+from tracestore.replay.tape import Recorded, difference
+from tracestore.wire.arrays import TokenIds
+
+
+@dataclass(frozen=True)
+class Differing:
+    """One thing in which two calls differ."""
+
+    what: str
+    """request, answer 0, prompt tokens, tokens of answer 0, calls."""
+    calls: tuple[str | None, str | None]
+    """Ids; None where a recording has no such call."""
+    difference: Difference
+
+
+def of_calls(one: Recorded, other: Recorded) -> Iterator[Differing]:
+    """In what two calls differ, the request first."""
+    calls = (one.call.id, other.call.id)
+    if one.asked.dialect != other.asked.dialect:
+        yield Differing("dialect", calls, Difference("", None, one.asked.dialect, other.asked.dialect))
+        return
+    found = difference(one.asked, other.asked)
+    if found is not None:
+        yield Differing("request", calls, found)
+    read = _of_ids(one.call.prompt_token_ids, other.call.prompt_token_ids)
+    if read is not None:
+        yield Differing("prompt tokens", calls, read)
+    for index in range(max(len(one.completions), len(other.completions))):
+        sides = [side[index] if index < len(side) else None for side in (one.completions, other.completions)]
+        said = [None if one is None or one.message is None else one.message.value() for one in sides]
+        found = first_difference(*said)
+        if found is not None:
+            yield Differing(f"answer {index}", calls, found)
+        sampled = _of_ids(*(None if side is None else side.token_ids for side in sides))
+        if sampled is not None:
+            yield Differing(f"tokens of answer {index}", calls, sampled)
+
+
+def of_episodes(one: Sequence[Recorded], other: Sequence[Recorded]) -> Iterator[Differing]:
+    """In what two episodes differ: agent by agent, call by call in its order, as each agent asked.
+
+    Agents are the same that have the same id but for their episode's.
+    """
+    mine, theirs = _by_agent(one), _by_agent(other)
+    for agent in [*mine, *(agent for agent in theirs if agent not in mine)]:
+        left, right = mine.get(agent, []), theirs.get(agent, [])
+        for place in range(max(len(left), len(right))):
+            if place >= len(left) or place >= len(right):
+                ids = [side[place].call.id if place < len(side) else None for side in (left, right)]
+                shown = ["(nothing)" if id_ is None else id_ for id_ in ids]
+                at = f"{agent}[{place}]"
+                yield Differing("calls", (ids[0], ids[1]), Difference(at, None, shown[0], shown[1]))
+                break
+            yield from of_calls(left[place], right[place])
+
+
+def _by_agent(calls: Sequence[Recorded]) -> dict[str, list[Recorded]]:
+    found: dict[str, list[Recorded]] = defaultdict(list)
+    for one in calls:
+        found[one.agent_names[-1] or one.call.agent_id].append(one)
+    return found
+
+
+def _of_ids(one: TokenIds | None, other: TokenIds | None) -> Difference | None:
+    """The first token that differs, where both are known."""
+    if one is None or other is None:
+        return None
+    left, right = one.array.tolist(), other.array.tolist()
+    if left == right:
+        return None
+    place = shared(left, right)
+    shown: list[Any] = [side[place] if place < len(side) else "(nothing)" for side in (left, right)]
+    return Difference(f"[{place}]", None, *map(str, shown))
