@@ -71,7 +71,7 @@ class Masks:
         )
 
     def of_text(self, key: CompletionKey) -> Reason | None:
-        """Why a completion does not train as text, whatever its token ids and the media in its context are."""
+        """Why a completion does not train as text, whatever its token ids and the media before it are."""
         call = self._graph.calls[key[0]]
         return (
             self.of_episode

@@ -142,7 +142,7 @@ class Client:
         return id
 
     def put_blob(self, payload: bytes) -> str:
-        """Send a payload (a tensor's bytes, a file), and return its sha256, hex: the `hash` of `Episode.blob`.
+        """Send a payload (a tensor's bytes, a file), and return its sha256, hex: `hash` of `Episode.blob`.
 
         Returns when the server has it on its disk. It goes over a connection of its own and never through the
         queue or the spool: what may be large is not held twice.

@@ -25,7 +25,7 @@ class Blob(EpisodeEvent):
     size: Count | None = None
     """Bytes."""
     agent_id: Id | None = None
-    """Whose it is. A `latent` that a call reads, and its `link`, are of the agent that computed the latent."""
+    """Whose it is. A `latent` that a call reads, and its `link`, are of the agent that computed it."""
     call_id: Id | None = None
     completion: Ordinal | None = None
     position: Ordinal | None = None
