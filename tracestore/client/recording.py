@@ -61,7 +61,9 @@ class Client:
         self._settings = settings
         folder = settings.spool_dir
         self._spool = None if folder is None else Spool(folder, settings.owner)
-        self._connect = lambda: Server(settings.url, headers=settings.headers(), timeout_s=timeout_s)
+        self._connect: Callable[[], Server] = lambda: Server(
+            settings.url, headers=settings.headers(), timeout_s=timeout_s
+        )
         self._retry_s = retry_s
         self._outbox = Outbox(self._connect, spool=self._spool, retry_s=retry_s)
 
