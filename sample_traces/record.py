@@ -5,16 +5,18 @@
 
 Ids are counted instead of random and times are left out, so that recording again with the same libraries
 gives the same files. Systems with a script say what it says, in `trace.jsonl` too; `scripted.jsonl` is what
-the script of a system says whose `trace.jsonl` a model sampled.
+the script of a system says whose `trace.jsonl` a model sampled. Payloads beside the events lie in `blobs/`,
+each under its hash.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -42,6 +44,7 @@ class Recorder(Client):
     def __init__(self, url: str, **settings: Any) -> None:
         super().__init__(url, **settings)
         self.lines: list[str] = []
+        self.payloads: dict[str, bytes] = {}
         self._counted: Counter[str] = Counter()
 
     def event(self, kind: str, id: str | None = None, **fields: Any) -> str:  # noqa: A002
@@ -52,6 +55,11 @@ class Recorder(Client):
             self._counted[base] += 1
         self.lines.append(json.dumps({"v": 1, "kind": kind, "id": id, **kept}, separators=(",", ":")))
         return super().event(kind, id, **kept)
+
+    def put_blob(self, payload: bytes) -> str:
+        name = super().put_blob(payload)
+        self.payloads[name] = payload
+        return name
 
 
 Cast = tuple[str, Callable[[Episode], float]]
@@ -100,7 +108,7 @@ def play(name: str, one: System, client: Client, casts: Casts) -> list[float]:
         for place, (task, attempt) in enumerate(casts(one)):
             if task not in groups:
                 group_id = f"{name}-{task}" if groups else f"{name}-group"
-                groups[task] = stack.enter_context(client.group(group_id, task_id=task))
+                groups[task] = stack.enter_context(client.group(group_id, task_id=task, task=one.stated))
             rewards.append(attempt(groups[task].episode(f"{name}-{place}", task_id=task)))
     return rewards
 
@@ -168,8 +176,18 @@ def main(argv: Sequence[str] | None = None) -> int:
                 target = args.out / name / file
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text("\n".join(client.lines) + "\n", encoding="ascii")
+                _write_payloads(target.parent / "blobs", client.payloads)
                 sys.stdout.write(f"{target}: {len(client.lines)} events, rewards {rewards}\n")
     return 0
+
+
+def _write_payloads(folder: Path, payloads: Mapping[str, bytes]) -> None:
+    """Each under its hash, in place of those of an earlier recording."""
+    if payloads:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    for name, payload in payloads.items():
+        (folder / name).write_bytes(payload)
 
 
 def _files(one: System, base: LocalSampler) -> Iterator[tuple[str, Casts]]:

@@ -59,6 +59,9 @@ class RemoteSampler:
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids)))
+
     def sample(
         self,
         prompt: Sequence[int],

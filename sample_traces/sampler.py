@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import torch
@@ -63,6 +64,9 @@ class Sampler(Protocol):
     def encode(self, text: str) -> list[int]:
         """Ids of template text such as `<|im_end|>`; never called on text that was sampled."""
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """What ids say that another model sampled."""
+
     def sample(
         self,
         prompt: Sequence[int],
@@ -89,9 +93,14 @@ class SmolLM2:
     model_name = smollm2.MODEL_NAME
 
     def __init__(self) -> None:
-        self.model = smollm2.load_model(print)
+        smollm2.model_path(print)
         self.tokenizer = smollm2.load_tokenizer()
         self.stop = int(self.tokenizer.eos_token_id)
+
+    @cached_property
+    def model(self) -> Any:
+        """Its weights, read when something is computed: a harness may need the tokenizer alone."""
+        return smollm2.load_model()
 
     @property
     def policy(self) -> dict[str, Any]:
@@ -104,6 +113,9 @@ class SmolLM2:
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids)))
 
 
 class LocalSampler(SmolLM2):
@@ -170,6 +182,9 @@ class ScriptedSampler:
 
     def encode(self, text: str) -> list[int]:
         return self._base.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._base.decode(ids)
 
     def sample(
         self,

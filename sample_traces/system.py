@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from sample_traces.sampler import Sampler, Script
 from tracestore.client import Episode
@@ -25,6 +26,8 @@ class System:
     """One scripted episode each."""
     tasks: tuple[str, ...] = ()
     """Id of the task of each scripted episode in turn, a group for each task; () where all attempt `task`."""
+    stated: Any = None
+    """The task as JSON, where what is trained asks for it; None: its id is all that is recorded."""
     scripted_play: Play | None = None
     """Plays the scripts where they show what `play` does not come to."""
 

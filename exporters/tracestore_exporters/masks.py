@@ -56,6 +56,9 @@ class Masks:
         self._paired = _paired(graph, spec, self.treatments) if spec.objective == "preference" else None
         self._rejected = _rejected(graph, spec, self.treatments)
         self._edits = _edit_reasons(graph)
+        self._latents = {
+            (blob.call_id, blob.completion) for blob in graph.blobs.values() if blob.role == "latent"
+        }
         rules = (spec.policies, spec.policy_versions, spec.oldest_version)
         self.needs_logprobs = spec.objective == "rl"
         """Whether a token whose logprob says nothing does not train."""
@@ -68,9 +71,15 @@ class Masks:
         )
 
     def of_text(self, key: CompletionKey) -> Reason | None:
-        """Why a completion does not train, whatever its token ids and the media in its context are."""
+        """Why a completion does not train as text, whatever its token ids and the media before it are."""
         call = self._graph.calls[key[0]]
-        return self.of_episode or self._of_agent(call) or self._of_answer(key, call) or self._of_choice(key)
+        return (
+            self.of_episode
+            or self._of_agent(call)
+            or self._of_answer(key, call)
+            or self._of_choice(key)
+            or self._of_latents(key)
+        )
 
     def asks_logprobs(self, unit: Unit) -> bool:
         """Whether nothing but its logprob can keep a token of a completion from training."""
@@ -94,6 +103,8 @@ class Masks:
         prompt_length = 0 if unit.prompt is None else unit.prompt.length
         latent = first_latent(unit)
         if latent is not None:
+            # Where it stands is told in recorded tokens: among those of a template it could be anywhere.
+            latent = latent if self._graph.rendering is None else 0
             reasons[max(0, latent - prompt_length) :] = Reason.LATENT
         if prompt_length == 0:
             reasons[0] = Reason.NO_TARGET
@@ -135,6 +146,18 @@ class Masks:
             return Reason.CANDIDATE_EXCLUDED
         if self._paired is not None and key not in self._paired:
             return Reason.NOT_PAIRED
+        return None
+
+    def _of_latents(self, key: CompletionKey) -> Reason | None:
+        """Text leaves out what stood between its words: an answer to it was given to something else."""
+        current: CompletionKey | None = key
+        seen: set[str] = set()
+        while self._latents and current is not None and current[0] not in seen:
+            if current in self._latents or (current[0], None) in self._latents:
+                return Reason.LATENT
+            seen.add(current[0])
+            link = self._graph.links.get(current[0])
+            current = None if link is None else link.parent
         return None
 
     def _is_ours(self, call: Call, completion: CompletionFields) -> bool:

@@ -48,7 +48,7 @@ SURFACE = {
         *("--shards", "--timeout", "query"),
     },
     "export": {
-        *("--db", "--json", "--objective", "--out", "--project", "--snapshot", "--spec"),
+        *("--blobs", "--db", "--json", "--objective", "--out", "--project", "--snapshot", "--spec"),
         *("--engine", "--format", "--render", "--template", "--tokenizer", "--workers"),
         *("--follow", "--interval", "--until-idle", "--settle", "--silence", "--lag", "--run"),
     },
@@ -65,6 +65,10 @@ SURFACE = {
         *("--critic", "--critic-lr", "--critic-clip", "--critic-epochs", "--critic-pretrain"),
         *("--reference", "--kl-weight", "--kl", "--entropy-weight", "--beta", "--label-smoothing"),
         *("--gradient-checkpointing", "--lora", "--tensorboard"),
+    },
+    "train-links": {
+        *("latents", "--model", "--links", "--answer", "--inner-steps", "--outer-steps", "--lr", "--batch"),
+        *("--seed", "--out", "--checkpoint-every", "--resume", "--json"),
     },
     "verify": {
         *("--blobs", "--db", "--json", "--project", "--state", "--template", "--tokenizer"),

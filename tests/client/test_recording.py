@@ -11,7 +11,7 @@ import pytest
 
 import tracestore.client
 from tests.client.fake import Fake, fake_server
-from tracestore.client import Client, ClientError
+from tracestore.client import Client, ClientError, PayloadTooLarge, ServerAway
 from tracestore.wire.candidate_set import Member
 from tracestore.wire.events import KINDS
 
@@ -228,3 +228,32 @@ def test_a_mistake_is_said_where_it_is_made(server: Fake, mistake: Any, problem:
 def test_an_unusable_address_is_refused_at_once(arguments: dict[str, str]) -> None:
     with pytest.raises(ClientError):
         Client(**{"url": "http://127.0.0.1:1", **arguments})
+
+
+def test_a_payload_is_sent_once_and_named_by_its_hash(server: Fake) -> None:
+    server.limits = {"max_offloaded_event_bytes": 100}
+    tensor = bytes(16)
+    with Client(server.url) as client, client.episode("e") as episode:
+        solver, planner = episode.agent("solver"), episode.agent("planner")
+        call = solver.call(messages=_user("x"), completion=_answer("c", 1))
+        name = client.put_blob(tensor)
+        assert client.put_blob(tensor) == name
+        episode.blob(name, role="latent", agent=planner, call=call, position=3, dtype="float32", shape=(2, 2))
+        with pytest.raises(PayloadTooLarge, match="bytes=101"):
+            client.put_blob(bytes(101))
+    assert server.blobs == {name: tensor}
+    (blob,) = server.of("blob")
+    assert (blob.hash, blob.role, blob.agent_id, blob.call_id, blob.completion, blob.position) == (
+        name,
+        "latent",
+        "planner",
+        call.id,
+        None,
+        3,
+    )
+    assert (blob.dtype, blob.shape) == ("float32", (2, 2))
+
+
+def test_a_payload_for_a_server_that_is_away_is_an_error() -> None:
+    with Client("http://127.0.0.1:9", retry_s=0.05) as client, pytest.raises(ServerAway):
+        client.put_blob(b"x")

@@ -231,3 +231,18 @@ def test_every_scenario_has_a_file_of_lines_and_no_answer_trains_twice(tmp_path:
     not_taught = sum(number for what, number in report.lost.items() if what.startswith("answer"))
     assert report.written["answer"] + not_taught == sampled
     assert report.lost["answer: candidate_excluded"] > 0
+
+
+def test_an_answer_to_a_latent_is_no_answer_to_the_text_before_it_nor_is_what_continues_it() -> None:
+    report = Report()
+    [line] = lines(
+        make.episode(),
+        make.call("plain", turns("u"), "a", ordinal=0),
+        make.call("reads", turns("v"), "b", ordinal=1),
+        make.call("goes on", turns("v", "b", "w"), "c", ordinal=2, parent="reads"),
+        make.blob(role="latent", call_id="reads", position=4),
+        make.blob("elsewhere", role="latent_output", call_id="plain"),
+        report=report,
+    )
+    assert weights(line) == [("a", 1)]
+    assert report.facts()["lost"] == {"answer: latent": 2}

@@ -9,7 +9,18 @@ import pytest
 from tests.exporters.memory import MemorySource
 from tests.exporters.planned import reasons
 from tests.exporters.stores import grouped, only_row, rewritten
-from tests.factories import agent, answer, assistant, call, compaction, episode, subagent, tool_use, user
+from tests.factories import (
+    agent,
+    answer,
+    assistant,
+    blob,
+    call,
+    compaction,
+    episode,
+    subagent,
+    tool_use,
+    user,
+)
 from tests.scenarios import SCENARIOS
 from tests.tokens.folders import CHATML, THINKING, folder
 from tracestore.shards.manifest import read_manifest, write_manifest
@@ -206,4 +217,23 @@ def test_the_rules_of_an_sft_export_hold_for_rendered_calls(tmp_path: Path, chat
         "c2": ["purpose", "purpose"],
         "c3": ["call_incomplete", "call_incomplete"],
     }
+    assert verify_export(source, "p", tmp_path / "out", chat=chat).findings == []
+
+
+def test_nothing_after_a_latent_trains_as_text_wherever_the_template_would_put_it(
+    tmp_path: Path, chat: Chat
+) -> None:
+    source = MemorySource(
+        [
+            episode(status="ok"),
+            agent(),
+            call("c0", [user("u")], answer("a"), ordinal=0),
+            call("c1", [user("v")], answer("b"), ordinal=1),
+            # A position among recorded tokens that lies behind all that the template gives.
+            blob(role="latent", call_id="c1", position=10_000),
+        ]
+    )
+    manifest = export(source, "p", tmp_path / "out", SFT, chat=chat)
+    assert manifest.conservation.excluded == {"latent": 2}
+    assert manifest.conservation.trained_tokens == 2
     assert verify_export(source, "p", tmp_path / "out", chat=chat).findings == []

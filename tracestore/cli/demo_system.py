@@ -3,8 +3,9 @@
 What is shown stands in the system's `demo.toml`: questions in SQL with the answers that the scripted
 recording gives, what to export, the credit rule, and the advantages of a worked example with their sums. A
 system that is read in several ways has several `[[credit]]`, each with the fields of the spec in which it
-differs; one that has pairs in place of advantages is trained by the loss `dpo`. Everything is done by the
-commands that a reader would type, and each is printed.
+differs; one that has pairs in place of advantages is trained by the loss `dpo`. Where what connects frozen
+agents is what trains, `[links]` says of which. Everything is done by the commands that a reader would type, and
+each is printed.
 """
 
 from __future__ import annotations
@@ -103,12 +104,24 @@ class Credit:
 
 
 @dataclass(frozen=True)
+class Links:
+    """Training of what connects frozen agents."""
+
+    agents: str
+    """Module that writes the agents' models and `links/` into a folder."""
+    train: Sequence[str] = ()
+    """Further words for `tracestore train-links`."""
+
+
+@dataclass(frozen=True)
 class Show:
     """A `demo.toml`."""
 
     title: str
     questions: Sequence[Question]
     credits: Sequence[Credit]
+    links: Links | None
+    """None: no agents hand latents on."""
 
 
 def read_show(folder: Path) -> Show:
@@ -132,6 +145,7 @@ def read_show(folder: Path) -> Show:
             _credit(one, told.get("export", {}))
             for one in (several if isinstance(several, list) else [several])
         ],
+        links=Links(**told["links"]) if "links" in told else None,
     )
 
 
@@ -180,7 +194,8 @@ def show_system(
     demo.play(folder, url)
     demo.ask()
     facts = {"system": demo.name, "scripted": args.scripted, **demo.played}
-    return facts | {"credits": [demo.train(credit, place) for place, credit in enumerate(show.credits)]}
+    facts |= {"credits": [demo.train(credit, place) for place, credit in enumerate(show.credits)]}
+    return facts if show.links is None else facts | {"links": demo.train_links(show.links)}
 
 
 @dataclass
@@ -193,23 +208,10 @@ class _System:
 
     def play(self, folder: Path, url: str) -> None:
         """The harness in a process of its own, as anybody's."""
-        words = ["-m", f"sample_traces.{self.name}.harness", "--tracestore", url]
+        self.root = folder.parents[1]
+        words = [f"sample_traces.{self.name}.harness", "--tracestore", url]
         words += ["--scripted"] * self.args.scripted
-        self._say(f"{self.show.title}: the harness posts every model call", ["python", *words])
-        root = folder.parents[1]
-        path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
-        ran = subprocess.run(
-            [sys.executable, *words],
-            cwd=root,
-            env=os.environ | {"PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        if ran.returncode:
-            raise HarnessFailed(system=self.name, exit_code=ran.returncode, hint="its message stands above")
-        told = json.loads(ran.stdout.splitlines()[-1])
+        told = self._python(f"{self.show.title}: the harness posts every model call", words)
         self.played = {"events": told["events"], "rewards": told["rewards"]}
         self._print(f"{told['events']} events, rewards {told['rewards']}")
 
@@ -311,18 +313,56 @@ class _System:
         step: dict[str, Any] = json.loads((trained / "metrics.jsonl").read_text().splitlines()[0])
         return step
 
+    def train_links(self, links: Links) -> dict[str, Any]:
+        """What the trainer refuses of the first export, and a step of what does train."""
+        agents, latents, trained = (self.out / name for name in ("agents", "latents", "links"))
+        self._python("the frozen agents and their links", [links.agents, str(agents)])
+        models = sorted(path.parent for path in agents.glob("*/config.json"))
+        asked = ["train", str(self.out / "export-0"), "--model", str(models[0])]
+        self._run("text after latents has nothing to train an agent with", asked, code=1)
+        export = ["export", "--db", self._db, "--format", "latents", "--out", str(latents)]
+        self._run("what the agents handed on, with all that it takes to compute it again", export)
+        named = [word for model in models for word in ("--model", str(model))]
+        self._run(
+            "a step of the links between them",
+            [
+                *("train-links", str(latents), *named, "--links", str(agents / "links")),
+                *("--out", str(trained), *links.train),
+            ],
+        )
+        steps = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+        return {step["objective"]: step["loss"] for step in steps}
+
     @property
     def _db(self) -> str:
         return f"sqlite:///{self.database}"
 
-    def _run(self, heading: str, words: Sequence[str]) -> None:
-        """A verb, in this process."""
+    def _python(self, heading: str, words: Sequence[str]) -> dict[str, Any]:
+        """A module of the sample traces in a process of its own. Returns its last line."""
+        self._say(heading, ["python", "-m", *words])
+        path = os.pathsep.join(filter(None, (str(self.root), os.environ.get("PYTHONPATH"))))
+        ran = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=self.root,
+            env=os.environ | {"PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if ran.returncode:
+            raise HarnessFailed(system=self.name, exit_code=ran.returncode, hint="its message stands above")
+        told: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+        return told
+
+    def _run(self, heading: str, words: Sequence[str], *, code: int = 0) -> None:
+        """A verb, in this process, which ends with this exit code."""
         from tracestore.cli.main import main
 
         self._say(heading, ["tracestore", *words])
-        code = main([*words, *(["--json"] if self.args.json else [])])
-        if code:
-            raise ShowDiffers(command=shlex.join(["tracestore", *words]), exit_code=code)
+        ended = main([*words, *(["--json"] if self.args.json else [])])
+        if ended != code:
+            raise ShowDiffers(command=shlex.join(["tracestore", *words]), exit_code=ended, expected=code)
 
     def _hold(self, what: str, found: object, said: object) -> None:
         if self.args.scripted and found != said:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ from tracestore.cli.chat import add_chat_flags, chat_of
 from tracestore.cli.common import (
     Subparsers,
     UsageError,
+    add_blobs_flag,
     add_store_flags,
+    blobs_place,
     extra,
     note,
     opened_store,
@@ -26,6 +29,9 @@ from tracestore.cli.common import (
     whole_number,
 )
 from tracestore.cli.follow import add_follow_flags, require_sense, run_follow, run_lag
+
+_OF_SHARDS = ("render", "tokenizer", "template", "workers", "engine")
+"""Flags that no other format has a use for."""
 
 if TYPE_CHECKING:
     from tracestore.shards.manifest import Manifest
@@ -51,11 +57,12 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("shards", "atif", "otlp", "rlm", "openai"),
+        choices=("shards", "atif", "otlp", "rlm", "openai", "latents"),
         default="shards",
         help="shards for a trainer, or every episode as an ATIF trajectory, an OTLP request, a log of an RLM"
-        " or lines for OpenAI's fine-tuning",
+        " or lines for OpenAI's fine-tuning; latents: what agents handed on beside text, for train-links",
     )
+    add_blobs_flag(parser)
     parser.add_argument(
         "--spec",
         metavar="FILE",
@@ -94,6 +101,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(snapshot=args.snapshot, hint="a commit position is 0 or more")
     if args.lag:
         return run_lag(args)
+    if args.format != "latents" and args.blobs is not None:
+        raise UsageError(flag="--blobs", hint="belongs to --format latents: nothing else reads payloads")
+    if args.format == "latents":
+        return _run_latents(args)
     if args.format != "shards":
         return _run_interchange(args)
     spec = _spec(args)
@@ -207,10 +218,7 @@ def _run_interchange(args: argparse.Namespace) -> int:
     """Every episode in a format of others, by what of a spec it can follow."""
     from tracestore_exporters.interchange import write_episodes
 
-    unused = ("render", "tokenizer", "template", "workers", "engine")
-    for flag in unused if args.format == "openai" else ("objective", *unused):
-        if getattr(args, flag):
-            raise UsageError(flag=f"--{flag}", hint=f"belongs to shards, and not to --format {args.format}")
+    _refuse(args, *(() if args.format == "openai" else ("objective",)), *_OF_SHARDS)
     spec = _spec(args) if args.spec or args.objective else None
     with opened_store(args, create=False) as store:
         require_project(store, args)
@@ -233,6 +241,41 @@ def _run_interchange(args: argparse.Namespace) -> int:
             print_line()
     print_line(f"{episodes} episodes as {args.format}: {args.out}")
     return 0
+
+
+def _run_latents(args: argparse.Namespace) -> int:
+    """What agents handed on, with all that it takes to compute it again."""
+    from tracestore.store.blobs import open_blobs
+    from tracestore_exporters.latents import export_latents
+    from tracestore_exporters.spec import Spec
+
+    _refuse(args, "objective", *_OF_SHARDS)
+    place = blobs_place(args)
+    with opened_store(args, create=False) as store:
+        require_project(store, args)
+        with progress("export", args=args) as show:
+            manifest = export_latents(
+                store,
+                None if place is None else open_blobs(place),
+                args.project,
+                args.out,
+                _spec(args) if args.spec else Spec(),
+                snapshot=args.snapshot,
+                progress=_advances(show),
+            )
+    if args.json:
+        print_json_line({"out": args.out, "format": args.format} | asdict(manifest))
+        return 0
+    for reason, count in manifest.left_out.items():
+        print_line(f"left out: {reason}: {count} episodes")
+    print_line(f"{manifest.transfers} latents of {manifest.episodes} episodes: {args.out}")
+    return 0
+
+
+def _refuse(args: argparse.Namespace, *flags: str) -> None:
+    for flag in flags:
+        if getattr(args, flag):
+            raise UsageError(flag=f"--{flag}", hint=f"belongs to shards, and not to --format {args.format}")
 
 
 def _advances(advance: Callable[[float], None]) -> Callable[[int, int], None]:

@@ -25,6 +25,7 @@ from tracestore.cli import (
     spool,
     sql,
     train,
+    train_links,
     verify,
 )
 from tracestore.cli.common import UsageError, Verb
@@ -42,6 +43,7 @@ VERBS: tuple[tuple[str, Verb], ...] = (
     ("convert", convert),
     ("credit", credit),
     ("train", train),
+    ("train-links", train_links),
     ("replay", replay),
     ("verify", verify),
     ("db", db),

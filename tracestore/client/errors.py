@@ -31,6 +31,10 @@ class RequestRefused(ClientError):
     """The server refuses the request as a whole"""
 
 
+class PayloadTooLarge(ClientError):
+    """The server takes no payload of that size"""
+
+
 class SpoolUnusable(ClientError):
     """The spool cannot be read or written"""
 

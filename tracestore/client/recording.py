@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from contextvars import Token
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -18,12 +20,14 @@ from tracestore.client.current import ToolUse
 from tracestore.client.errors import ClientError
 from tracestore.client.outbox import Outbox, Stats
 from tracestore.client.outcome import status_of, text_of
-from tracestore.client.server import Server
+from tracestore.client.server import Patience, Server, send_payload
 from tracestore.client.settings import Settings
 from tracestore.client.spool import Spool
 from tracestore.client.text import checked_text, event_text
 from tracestore.client.tools import tool
 from tracestore.ids import new_id
+
+_log = logging.getLogger("tracestore.client")
 
 Policy = str | tuple[str, int | None] | Mapping[str, Any]
 """Which weights answered: name, or name and version."""
@@ -57,11 +61,11 @@ class Client:
         self._settings = settings
         folder = settings.spool_dir
         self._spool = None if folder is None else Spool(folder, settings.owner)
-        self._outbox = Outbox(
-            lambda: Server(settings.url, headers=settings.headers(), timeout_s=timeout_s),
-            spool=self._spool,
-            retry_s=retry_s,
+        self._connect: Callable[[], Server] = lambda: Server(
+            settings.url, headers=settings.headers(), timeout_s=timeout_s
         )
+        self._retry_s = retry_s
+        self._outbox = Outbox(self._connect, spool=self._spool, retry_s=retry_s)
 
     def __repr__(self) -> str:
         return f"Client({self._settings.url!r}, project={self._settings.project!r})"
@@ -138,6 +142,20 @@ class Client:
         id = id or new_id()
         self._outbox.put(event_text(kind, id, fields))
         return id
+
+    def put_blob(self, payload: bytes) -> str:
+        """Send a payload (a tensor's bytes, a file), and return its sha256, hex: `hash` of `Episode.blob`.
+
+        Returns when the server has it on its disk. It goes over a connection of its own and never through the
+        queue or the spool: what may be large is not held twice.
+
+        Raises:
+            ServerAway, RequestRefused: it was not sent.
+            PayloadTooLarge: the server takes none of that size.
+        """
+        patience = Patience(lambda: self._retry_s, threading.Event(), _log.warning)
+        with closing(self._connect()) as server:
+            return send_payload(server, payload, patience=patience)
 
     def record(self, text: bytes) -> None:
         """Record an event that is JSON text already. Raises as `event`."""
@@ -508,6 +526,49 @@ class Episode(_Scope):
             weight=weight,
             scorer=scorer,
             scorer_version=scorer_version,
+            at=time.time_ns(),
+            meta=meta,
+        )
+
+    def blob(
+        self,
+        hash: str,
+        *,
+        role: str | None = None,
+        agent: Agent | None = None,
+        call: Call | Completion | None = None,
+        position: int | None = None,
+        dtype: str | None = None,
+        shape: Sequence[int] | None = None,
+        size: int | None = None,
+        media_type: str | None = None,
+        id: str | None = None,
+        meta: Any = None,
+    ) -> str:
+        """What refers to a payload that `Client.put_blob` sent. Returns the event's id.
+
+        Args:
+            hash: sha256 of the payload, hex.
+            role: image, latent, latent_output, link, memory, workspace, ...
+            agent: whose it is; of a latent that `call` reads, the agent that computed it.
+            position: token index in the call's prompt and completion before which it stands.
+            dtype, shape: of a tensor.
+        """
+        call_id, completion = _named(call)
+        return self.client.event(
+            "blob",
+            id,
+            episode_id=self.id,
+            hash=hash,
+            role=role,
+            agent_id=agent and agent.id,
+            call_id=call_id,
+            completion=completion,
+            position=position,
+            dtype=dtype,
+            shape=None if shape is None else list(shape),
+            size=size,
+            media_type=media_type,
             at=time.time_ns(),
             meta=meta,
         )

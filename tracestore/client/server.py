@@ -15,16 +15,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from tracestore.client.errors import ClientError, Rejected, RequestRefused, ServerAway
+from tracestore.client.errors import ClientError, PayloadTooLarge, Rejected, RequestRefused, ServerAway
 
 MAX_BATCH_EVENTS = 500
 MAX_BATCH_BYTES = 4 * 2**20
 MAX_PAUSE_S = 5.0
 _COMPRESS_FROM_BYTES = 1024
 _TAKEN = ("stored", "duplicate")
+T = TypeVar("T")
 _HEAD = re.compile(rb'\{"v":\d+,"kind":("[a-z_]+"),"id":("(?:[^"\\]|\\.)*")')
 """How the events that this client writes begin."""
 
@@ -315,11 +316,29 @@ def deliver(
         ServerAway: it did not answer for as long as `patience` has, or the client stopped.
         RequestRefused: trying again does not help.
     """
-    began = time.monotonic()
     delivery = _Delivery(server, on_taken)
+    return _tried(server, lambda: delivery.send(batch), patience)
+
+
+def send_payload(server: Server, payload: bytes, *, patience: Patience) -> str:
+    """Send a payload until the server has it on its disk. Returns its sha256, hex.
+
+    Raises:
+        PayloadTooLarge: it is over the server's limit.
+        ServerAway, RequestRefused: as `deliver`.
+    """
+    try:
+        return _tried(server, lambda: server.put_blob(payload), patience)
+    except _TooLarge as error:
+        raise PayloadTooLarge(bytes=len(payload), hint=str(error)) from None
+
+
+def _tried(server: Server, work: Callable[[], T], patience: Patience) -> T:
+    """Do it until it succeeds, or the server counts as away."""
+    began = time.monotonic()
     for attempt in itertools.count():
         try:
-            return delivery.send(batch)
+            return work()
         except _Retry as error:
             if not patience.pause(error, attempt=attempt, began=began):
                 server.forget_limits()

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,24 +130,34 @@ def _write(
     old_logprobs: Mapping[str, np.ndarray] | None,
     tokenizer_from: Path | None,
 ) -> None:
+    with replaced(folder, optimizer=optimizer, state=state) as partial:
+        if has_lora(model):
+            save_lora(model, partial, weights or {})
+        else:
+            model.save_pretrained(partial, safe_serialization=True, state_dict=weights)
+        if critic is not None:
+            critic.save_pretrained(
+                partial / CRITIC_FOLDER, safe_serialization=True, state_dict=critic_weights
+            )
+            _sync(partial / CRITIC_FOLDER)
+        if old_logprobs:
+            save_file(dict(old_logprobs), partial / OLD_LOGPROBS_FILE)
+        if tokenizer_from is not None:
+            for pattern in _TOKENIZER_FILES:
+                for file in sorted(tokenizer_from.glob(pattern)):
+                    shutil.copy(file, partial / file.name)
+
+
+@contextmanager
+def replaced(folder: Path, *, optimizer: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[Path]:
+    """A folder to write weights into. At the end of the block optimizer and state join them, and it takes the
+    name of the checkpoint, in place of the older one."""
     partial, old = _partial(folder), _old(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    if has_lora(model):
-        save_lora(model, partial, weights or {})
-    else:
-        model.save_pretrained(partial, safe_serialization=True, state_dict=weights)
-    if critic is not None:
-        critic.save_pretrained(partial / CRITIC_FOLDER, safe_serialization=True, state_dict=critic_weights)
-        _sync(partial / CRITIC_FOLDER)
+    yield partial
     torch.save(dict(optimizer), partial / OPTIMIZER_FILE)
-    if old_logprobs:
-        save_file(dict(old_logprobs), partial / OLD_LOGPROBS_FILE)
     (partial / STATE_FILE).write_text(json.dumps(dict(state), indent=1) + "\n", encoding="utf-8")
-    if tokenizer_from is not None:
-        for pattern in _TOKENIZER_FILES:
-            for file in sorted(tokenizer_from.glob(pattern)):
-                shutil.copy(file, partial / file.name)
     _sync(partial)
     if folder.exists():
         shutil.rmtree(old, ignore_errors=True)

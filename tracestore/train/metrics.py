@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
 from tracestore.train.plan import Step
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -104,7 +107,7 @@ class MetricsFile:
     def __init__(self, file: TextIO | None) -> None:
         self._file = file
 
-    def add(self, metrics: StepMetrics) -> None:
+    def add(self, metrics: DataclassInstance) -> None:
         if self._file is not None:
             self._file.write(json.dumps(asdict(metrics)) + "\n")
             self._file.flush()

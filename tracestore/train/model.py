@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from tracestore.errors import TracestoreError
@@ -75,5 +75,17 @@ def load_model(folder: Path, *, dtype: str = "float32") -> Any:
         return AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), local_files_only=True
         )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelNotLoaded(folder=str(folder), problem=str(error).split("\n", 1)[0]) from error
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder, from local files only.
+
+    Raises:
+        ModelNotLoaded: with what transformers says.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ModelNotLoaded(folder=str(folder), problem=str(error).split("\n", 1)[0]) from error
