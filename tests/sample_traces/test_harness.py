@@ -2,66 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from typing import Any
-
 import pytest
 
 from sample_traces.chat import Chat, assistant, system, user
-from sample_traces.sampler import Sampled
 from sample_traces.systems import system as system_named
+from tests.sample_traces.scripted import Kept, Scripted, kept
 from tests.sample_traces.traces import graphs_of
-from tracestore.client import Client
-from tracestore.wire.decode import decode_event
-from tracestore.wire.events import AnyEvent
 
-
-class Scripted:
-    """Characters are tokens, 0 is the stop token, and the answers are given."""
-
-    model_name = "scripted"
-    policy = {"name": "scripted", "version": 0}  # noqa: RUF012
-
-    def __init__(self, *answers: str) -> None:
-        self.stop = 0
-        self._answers = iter(answers)
-
-    def render(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        text = "\n".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>" for m in messages)
-        return self.encode(text + "\n<|im_start|>assistant\n")
-
-    def encode(self, text: str) -> list[int]:
-        return [token for part in text.split("<|im_end|>") for token in (0, *map(ord, part))][1:]
-
-    def sample(self, prompt: Sequence[int], *, n: int = 1, **given: Any) -> list[Sampled]:
-        return [self._said(next(self._answers)) for _ in range(n)]
-
-    def _said(self, text: str) -> Sampled:
-        """A text that ends with "..." was cut at the token limit."""
-        is_cut = text.endswith("...")
-        ids = (*map(ord, text), *(() if is_cut else (self.stop,)))
-        return Sampled(ids, (-0.5,) * len(ids), text, "length" if is_cut else "stop")
-
-
-class Kept(Client):
-    """A client that posts nothing and keeps the events."""
-
-    def __init__(self) -> None:
-        super().__init__("http://127.0.0.1:1")
-        self.events: list[AnyEvent] = []
-
-    def event(self, kind: str, id: str | None = None, **fields: Any) -> str:  # noqa: A002
-        name = id or f"{kind}-{len(self.events)}"
-        known = {field: value for field, value in fields.items() if value is not None}
-        self.events.append(decode_event(json.dumps({"v": 1, "kind": kind, "id": name, **known}).encode()))
-        return name
-
-
-@pytest.fixture
-def client() -> Iterator[Kept]:
-    with Kept() as client:
-        yield client
+client = pytest.fixture(kept)
 
 
 def play(client: Kept, name: str, *answers: str) -> float:

@@ -6,9 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.exporters.planned import planned
 from tests.fixtures import REPO
 from tracestore.graph.build import build
 from tracestore.graph.model import Graph
+from tracestore.shards.row import Row
 from tracestore.wire.decode import decode_event
 from tracestore.wire.events import AnyEvent, episode_id_of
 
@@ -36,12 +38,22 @@ def trace_events(name: str) -> list[AnyEvent]:
     return [decode_event(line) for line in trace_path(name).read_bytes().splitlines()]
 
 
-def graphs_of(events: Sequence[AnyEvent]) -> list[Graph]:
-    """A graph for each episode, its group's events included."""
+def episodes_of(events: Sequence[AnyEvent]) -> list[list[AnyEvent]]:
+    """The events of each episode, its group's included."""
     shared = [event for event in events if episode_id_of(event) is None]
     episodes: dict[str, list[AnyEvent]] = defaultdict(list)
     for event in events:
         episode_id = episode_id_of(event)
         if episode_id is not None:
             episodes[episode_id].append(event)
-    return [build([*shared, *members]) for members in episodes.values()]
+    return [[*shared, *members] for members in episodes.values()]
+
+
+def graphs_of(events: Sequence[AnyEvent]) -> list[Graph]:
+    """A graph for each episode."""
+    return [build(one) for one in episodes_of(events)]
+
+
+def row_of(events: Sequence[AnyEvent]) -> Row:
+    """What the default spec exports of one group."""
+    return planned(*episodes_of(events))
