@@ -89,7 +89,8 @@ def play(name: str, one: System, client: Client, casts: Casts) -> list[float]:
     rewards = []
     with client.group(f"{name}-group", task_id=one.task) as group:
         for place, attempt in enumerate(casts(one)):
-            rewards.append(attempt(group.episode(f"{name}-{place}", task_id=one.task)))
+            told = {"inference_only": True} if one.inference_only else {}
+            rewards.append(attempt(group.episode(f"{name}-{place}", task_id=one.task, **told)))
     return rewards
 
 

@@ -23,6 +23,8 @@ class System:
     """One sampled episode each; () for a system that is only played by script."""
     scripts: tuple[Script, ...] = ()
     """One scripted episode each."""
+    inference_only: bool = False
+    """Whether its episodes are recorded for reading, and none trains."""
     scripted_play: Play | None = None
     """Plays the scripts where they show what `play` does not come to."""
 
