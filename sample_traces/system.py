@@ -28,6 +28,8 @@ class System:
     """Id of the task of each scripted episode in turn, a group for each task; () where all attempt `task`."""
     stated: Any = None
     """The task as JSON, where what is trained asks for it; None: its id is all that is recorded."""
+    inference_only: bool = False
+    """Whether its episodes are recorded for reading, and none trains."""
     scripted_play: Play | None = None
     """Plays the scripts where they show what `play` does not come to."""
 
