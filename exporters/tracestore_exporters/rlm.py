@@ -47,9 +47,11 @@ from tracestore_exporters.writing import (
     whole_request,
 )
 
-_SETTINGS = ("root_model", "max_depth", "max_iterations", "backend", "backend_kwargs", "environment_type")
-_SETTINGS += ("environment_kwargs", "other_backends")
-_RESULT = {"stdout": "", "stderr": "", "locals": {}, "execution_time": None}
+_SETTINGS = (
+    *("root_model", "max_depth", "max_iterations", "backend", "backend_kwargs", "environment_type"),
+    *("environment_kwargs", "other_backends"),
+)
+_RESULT: dict[str, Any] = {"stdout": "", "stderr": "", "locals": {}, "execution_time": None}
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -105,8 +107,8 @@ class _Writer:
             for call in calls_in_order(self._graph, node.agent_id):
                 yield self._counted(whole_call(self._graph, call))
         for tool_call in self._graph.tool_calls.values():
-            call = self._graph.calls.get(tool_call.call_id)
-            if call is None or call.agent_id not in self._written or self._is_plain(call.agent_id):
+            of = self._graph.calls.get(tool_call.call_id)
+            if of is None or of.agent_id not in self._written or self._is_plain(of.agent_id):
                 yield self._counted(tool_call)
 
     def _counted(self, event: AnyEvent) -> AnyEvent:
@@ -210,8 +212,8 @@ class _Writer:
         told["prompt"] = read[0] if call.dialect == "text" and len(read) == 1 else read
         told["usage_summary"] = {"model_usage_summaries": _usage(call)}
         if call.error is not None:
-            error = {"error": call.error.message, "error_type": call.error.type}
-            error |= {"status_code": call.error.status_code}
+            error: dict[str, Any] = {"error": call.error.message, "error_type": call.error.type}
+            error["status_code"] = call.error.status_code
             told |= {name: one for name, one in error.items() if one is not None}
         for record in _recorded(call):
             told |= record

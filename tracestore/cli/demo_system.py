@@ -4,8 +4,8 @@ What is shown stands in the system's `demo.toml`: questions in SQL with the answ
 recording gives, what to export, the credit rule, and the advantages of a worked example with their sums. A
 system that is read in several ways has several `[[credit]]`, each with the fields of the spec in which it
 differs; one that has pairs in place of advantages is trained by the loss `dpo`. Where what connects frozen
-agents is what trains, `[links]` says of which. Everything is done by the commands that a reader would type, and
-each is printed.
+agents is what trains, `[links]` says of which. Everything is done by the commands that a reader would type,
+and each is printed.
 """
 
 from __future__ import annotations
@@ -158,13 +158,15 @@ def _credit(told: Mapping[str, Any], export: Mapping[str, Any]) -> Credit:
         train=told.get("train", ()),
         untrained=told.get("untrained"),
         worked=[_worked(one) for one in told.get("worked", ())],
-        pairs=[
-            WorkedPair(
-                **{key: tuple(value) if isinstance(value, list) else value for key, value in one.items()}
-            )
-            for one in told.get("pairs", ())
-        ],
+        pairs=[_pair(one) for one in told.get("pairs", ())],
     )
+
+
+def _pair(told: Mapping[str, Any]) -> WorkedPair:
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in told.items()
+    }
+    return WorkedPair(**fields)
 
 
 def _worked(told: Mapping[str, Any]) -> Worked:

@@ -96,7 +96,7 @@ def _unsaid(call: Call) -> dict[str, Any]:
     if call.dialect == "anthropic_messages":
         return {"stop_sequence": None}
     if call.dialect == "openai_responses":
-        more = {
+        more: dict[str, Any] = {
             "incomplete_details": None,
             "error": None,
             "parallel_tool_calls": True,

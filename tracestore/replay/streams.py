@@ -93,7 +93,9 @@ def _responses(body: Mapping[str, Any], with_usage: bool) -> Iterator[Event]:
         else [item.value() if isinstance(item, Raw) else item for item in output]
     )
     begun = {**body, "status": "in_progress", "output": [], "usage": None}
-    events = [("response.created", {"response": begun}), ("response.in_progress", {"response": begun})]
+    events: list[tuple[str, dict[str, Any]]] = [
+        (f"response.{state}", {"response": begun}) for state in ("created", "in_progress")
+    ]
     for place, item in enumerate(items):
         events += _item_events(place, item)
     ended = "response.completed" if body["status"] == "completed" else "response.incomplete"
