@@ -88,6 +88,7 @@ def _compact(actor: Actor, since: list[Call], *, next_number: int) -> Callable[[
 
 FULL = 80
 """Tokens of a context that is written down, in `attempts`."""
+_MAY_COMPACT = system("Keep a running total. Say `compact: TOTAL` to go on with that alone.")
 
 
 def attempts(episode: Episode, sampler: Sampler, seed: int) -> float:
@@ -100,13 +101,14 @@ def attempts(episode: Episode, sampler: Sampler, seed: int) -> float:
     by_rule = seed % 2 == 0
     interrupted = seed % 4 == 3
     main = main_agent(episode, sampler)
-    work = _Work(_Compacting(main, Chat(sampler), seed, temperature=0.7, logprobs_are="raw"))
-    work.actor.chat.begin([*_SHOWN, user(f"Add {ADD[0]}.")])
+    actor = _Compacting(main, Chat(sampler), seed, temperature=0.7, logprobs_are="raw")
+    work = _Work(actor, _SHOWN if by_rule else [_MAY_COMPACT, *_SHOWN[1:]])
+    actor.chat.begin([*work.shown, user(f"Add {ADD[0]}.")])
     said = ""
     for place, number in enumerate(ADD):
         if place:
-            work.actor.chat.add(user(f"Add {number}."))
-        if place and by_rule and len(work.actor.chat.ids) > FULL:
+            actor.chat.add(user(f"Add {number}."))
+        if place and by_rule and len(actor.chat.ids) > FULL:
             work.by_rule(number)
         call, sampled = work.answer()
         if not by_rule and _summary(sampled) is not None:
@@ -140,6 +142,8 @@ class _Work:
     """A context, the answers in it, and the edit whose first call in the new context has not come."""
 
     actor: Actor
+    shown: list[Message]
+    """What every context begins with."""
     since: list[Call] = field(default_factory=list)
     _record: Callable[[Call], object] | None = None
 
@@ -168,7 +172,7 @@ class _Work:
             chat.add(user(f"Add {number}."))
 
     def by_tool(self, call: Call, sampled: Sampled, number: int, *, too_late: bool) -> None:
-        """What the policy wrote into its tool call; where it is not taken, the tool says why."""
+        """What the policy wrote into its tool call; where it is not taken, the tool says so."""
         edit = {
             "trigger": "tool_call",
             "trigger_call": call,
@@ -207,7 +211,7 @@ class _Work:
         if status != "accepted":
             self.actor.agent.compaction(**{**edit, "replaced": []}, status=status, reason=reason)
             return False
-        self.actor.chat.begin([*_SHOWN, user(f"Before: {summary}. Add {number}.")])
+        self.actor.chat.begin([*self.shown, user(f"Before: {summary}. Add {number}.")])
         self.actor.last = None
         edit |= {"tokens_after": len(self.actor.chat.ids)}
         self._record = lambda first: self.actor.agent.compaction(**edit, after=first)
