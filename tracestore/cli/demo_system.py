@@ -67,6 +67,8 @@ class Worked:
     completion: int = 0
     sample: int = 0
     """Which of the branches that the completion is part of."""
+    step: int = 0
+    """Optimizer step, for annealed terms."""
 
 
 @dataclass(frozen=True)
@@ -350,14 +352,15 @@ def worked_advantages(
     from tracestore.train.credit import advantages, counted
     from tracestore.train.credit.base import Context
 
-    context = Context(step=0, batch_counts=counted(export.rows(), rule=rule))
-    found: dict[tuple[str, int], list[tuple[float, ...]]] = {}
-    for row in export.rows():
-        given = advantages(row, rule=rule, context=context)
-        for key, value in _by_completion(row, given):
-            found.setdefault(key, []).append(value)
+    counts = counted(export.rows(), rule=rule)
+    found: dict[tuple[int, str, int], list[tuple[float, ...]]] = {}
+    for step in {one.step for one in worked}:
+        for row in export.rows():
+            given = advantages(row, rule=rule, context=Context(step=step, batch_counts=counts))
+            for (call, completion), value in _by_completion(row, given):
+                found.setdefault((step, call, completion), []).append(value)
     for one in worked:
-        values = found.get((one.call, one.completion), [])
+        values = found.get((one.step, one.call, one.completion), [])
         if one.sample >= len(values):
             raise ShowDiffers(
                 call=one.call, completion=one.completion, sample=one.sample, samples=len(values)
