@@ -28,6 +28,8 @@ class Actor:
     seed: int
     temperature: float
     logprobs_are: str = "processed"
+    usd_per_token: tuple[float, float] | None = None
+    """Price of a token read and of one sampled; None: nobody said."""
     last: Call | Completion | None = None
     """What the next call continues; None at the beginning of a context."""
     num_calls: int = 0
@@ -67,14 +69,17 @@ class Actor:
             parent=self.last,
             purpose=purpose,
             logprobs_are=self.logprobs_are,
-            usage={
-                "prompt_tokens": len(self.chat.ids),
-                "completion_tokens": sum(len(sampled.ids) for sampled in drawn),
-            },
+            usage=self._usage(len(self.chat.ids), sum(len(sampled.ids) for sampled in drawn)),
             meta=meta,
         )
         self.num_calls += 1
         return call, drawn
+
+    def _usage(self, read: int, sampled: int) -> dict[str, Any]:
+        usage = {"prompt_tokens": read, "completion_tokens": sampled}
+        if self.usd_per_token is None:
+            return usage
+        return usage | {"cost_usd": read * self.usd_per_token[0] + sampled * self.usd_per_token[1]}
 
     def go_on(self, call: Call, drawn: list[Sampled], index: int = 0) -> Sampled:
         """The context continues with this answer."""
