@@ -101,7 +101,8 @@ def play(name: str, one: System, client: Client, casts: Casts) -> list[float]:
             if task not in groups:
                 group_id = f"{name}-{task}" if groups else f"{name}-group"
                 groups[task] = stack.enter_context(client.group(group_id, task_id=task))
-            rewards.append(attempt(groups[task].episode(f"{name}-{place}", task_id=task)))
+            told = {"inference_only": True} if one.inference_only else {}
+            rewards.append(attempt(groups[task].episode(f"{name}-{place}", task_id=task, **told)))
     return rewards
 
 

@@ -25,6 +25,8 @@ class System:
     """One scripted episode each."""
     tasks: tuple[str, ...] = ()
     """Id of the task of each scripted episode in turn, a group for each task; () where all attempt `task`."""
+    inference_only: bool = False
+    """Whether its episodes are recorded for reading, and none trains."""
     scripted_play: Play | None = None
     """Plays the scripts where they show what `play` does not come to."""
 
