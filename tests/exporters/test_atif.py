@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def written(*events: AnyEvent) -> dict[str, Any]:
 def test_our_own_traces_come_back_from_a_trajectory(path: Path) -> None:
     for graph in read_paths(path).graphs.values():
         report = assert_round_trip(graph, write)
-        assert not report.lost
+        # A trajectory names payloads by their hash; their bytes lie in the store.
+        assert +report.lost == +Counter({"payload of a blob": len(graph.blobs)})
 
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def attributes(span: dict[str, Any]) -> dict[str, Any]:
 def test_our_own_traces_come_back_from_spans(path: Path) -> None:
     for graph in read_paths(path).graphs.values():
         report = assert_round_trip(graph, write)
-        assert not report.lost
+        # Spans name payloads by their hash; their bytes lie in the store.
+        assert +report.lost == +Counter({"payload of a blob": len(graph.blobs)})
 
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
