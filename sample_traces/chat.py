@@ -8,7 +8,8 @@ sampled are the ids of the next prompt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,17 @@ def assistant(content: str, tool_calls: Sequence[dict[str, Any]] = ()) -> Messag
 
 def tool(content: str, tool_call_id: str) -> Message:
     return {"role": "tool", "tool_call_id": tool_call_id, "content": content}
+
+
+def tool_use(place: int, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool use of an assistant message, by its place there."""
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"id": f"use_{place}", "type": "function", "function": function}
+
+
+def used_tool(use: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of a tool use."""
+    return use["function"]["name"], json.loads(use["function"]["arguments"])
 
 
 @dataclass

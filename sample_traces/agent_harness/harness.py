@@ -13,7 +13,7 @@ from typing import Any
 
 from sample_traces.actor import Actor, finish, main_agent, numbers
 from sample_traces.agent_harness.script import MAX_CHILDREN, Task, run
-from sample_traces.chat import Chat, Message, assistant, system, tool, user
+from sample_traces.chat import Chat, Message, assistant, system, tool, tool_use, used_tool, user
 from sample_traces.record import harness_main
 from sample_traces.sampler import Sampled, Sampler, Script
 from sample_traces.side_by_side import Work, side_by_side
@@ -91,8 +91,8 @@ class _Harness:
                 is_answer = sampled.text.startswith("answer ") and bool(numbers(sampled.text))
                 self.status, self.said = ("ok", sampled.text) if is_answer else ("failed", "")
                 break
-            spawned = [use for use in uses if _name(use) == "spawn"][:MAX_CHILDREN]
-            children = [self._started(call, use, (_told(use)["task"], _told(use)["file"])) for use in spawned]
+            spawned = [use for use in uses if used_tool(use)[0] == "spawn"][:MAX_CHILDREN]
+            children = [self._started(call, use, used_tool(use)[1]) for use in spawned]
             side_by_side(child.work() for child in children)
             found = dict(zip([use["id"] for use in spawned], children, strict=True))
             results = [tool(self._executed(call, use, found.get(use["id"])), use["id"]) for use in uses]
@@ -107,33 +107,32 @@ class _Harness:
         said = assistant(self.said) if self.status == "ok" else None
         self.agent.end(self.status, return_message=said, finding_used=bool(self.was_used))
 
-    def _started(self, call: Call, use: Use, task: Task) -> _Harness:
-        """A harness of its own for a task, on a copy of one file; none where there is no such file."""
-        name = f"h{next(self.numbered)}"
-        asked, file = task
-        files = {one: text for one, text in self.files.items() if one == file}
+    def _started(self, call: Call, use: Use, told: Mapping[str, str]) -> _Harness:
+        """A harness of its own for a task, on a copy of one file; of none where there is no such file."""
+        number = next(self.numbered)
+        files = {one: text for one, text in self.files.items() if one == told["file"]}
         tools = _TOOLS if self.depth + 1 < MAX_DEPTH else _TOOLS[2:]
         agent = self.agent.subagent(
-            f"{self.agent.episode.id}/{name}",
+            f"{self.agent.episode.id}/h{number}",
             call=call[0],
             tool_call_id=use["id"],
             role="harness",
             model=self.sampler.model_name,
             policy=self.sampler.policy,
-            scope_prompt={"task": asked, "files": sorted(files), "tools": tools, "output": "answer N"},
+            scope_prompt={"task": told["task"], "files": sorted(files), "tools": tools, "output": "answer N"},
         )
         child = _Harness(
-            agent, self.sampler, self.seed + 100 + int(name[1:]), self.numbered, files, self.depth + 1
+            agent, self.sampler, self.seed + 100 * (number + 1), self.numbered, files, self.depth + 1
         )
-        child.asks(asked)
+        child.asks(told["task"])
         return child
 
     def _executed(self, call: Call, use: Use, child: _Harness | None) -> str:
         """What a tool use gave, recorded as its execution."""
-        told, error, exit_status = _told(use), None, None
-        if _name(use) == "run":
+        (name, told), error, exit_status = used_tool(use), None, None
+        if name == "run":
             text, status, error, exit_status = self._ran(call, use, told["script"])
-        elif _name(use) == "read":
+        elif name == "read":
             text = self.files.get(told["file"], "no such file")
             status = "ok" if told["file"] in self.files else "failed"
         elif child is None:
@@ -146,7 +145,7 @@ class _Harness:
             call,
             id=f"{call.id}/{use['id']}",
             tool_call_id=use["id"],
-            name=_name(use),
+            name=name,
             arguments=use["function"]["arguments"],
             result=text,
             status=status,
@@ -161,7 +160,7 @@ class _Harness:
         children: list[_Harness] = []
 
         def start(tasks: Sequence[Task]) -> list[str | None]:
-            begun = [self._started(call, use, task) for task in tasks]
+            begun = [self._started(call, use, {"task": task, "file": file}) for task, file in tasks]
             side_by_side(child.work() for child in begun)
             children.extend(begun)
             return [str(numbers(child.said)[-1]) if child.status == "ok" else None for child in begun]
@@ -205,7 +204,7 @@ class _Caller(Actor):
                 for spawn, file, task, _, other in (match.groups() for match in _LINE.finditer(sampled.text))
             ]
         known = [(name, arguments) for name, arguments in spoken if name in self.allowed]
-        return [_use(place, name, arguments) for place, (name, arguments) in enumerate(known)]
+        return [tool_use(place, name, arguments) for place, (name, arguments) in enumerate(known)]
 
     def message(self, sampled: Sampled) -> Message:
         return assistant(sampled.text, self.uses(sampled))
@@ -217,20 +216,6 @@ def _asked(task: str, files: Mapping[str, str]) -> str:
 
 def _tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
-
-
-def _use(place: int, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return {"id": f"use_{place}", "type": "function", "function": function}
-
-
-def _name(use: Use) -> str:
-    return str(use["function"]["name"])
-
-
-def _told(use: Use) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(use["function"]["arguments"])
-    return told
 
 
 _COUNT = 'found = [spawn("How many foxes?", file) for file in FILES]\nwait()\n'

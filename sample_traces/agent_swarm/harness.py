@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from itertools import count
 from typing import Any
 
 from sample_traces.actor import Actor, finish, main_agent, numbers
-from sample_traces.chat import Chat, Message, assistant, system, tool, user
+from sample_traces.chat import Chat, Message, assistant, system, tool, tool_use, used_tool, user
 from sample_traces.record import harness_main
 from sample_traces.sampler import Sampled, Sampler
 from sample_traces.side_by_side import Work, side_by_side
@@ -55,11 +54,8 @@ def play(episode: Episode, sampler: Sampler, seed: int) -> float:
             is_answer = sampled.text.startswith("answer ")
             is_right = is_answer and numbers(sampled.text)[:1] == [sum(VALUES.values())]
             return finish(episode, main, float(is_right), status="ok" if is_answer else "failed")
-        assigned = [use for use in uses if _name(use) == "assign"][:MAX_READERS]
-        readers = [
-            _Reader.spawned(main, call, use, stage, f"reader{next(numbered)}", sampler, seed)
-            for use in assigned
-        ]
+        assigned = [use for use in uses if used_tool(use)[0] == "assign"][:MAX_READERS]
+        readers = [_Reader.spawned(main, call, use, stage, next(numbered), sampler, seed) for use in assigned]
         side_by_side(reader.work() for reader in readers)
         found = dict(zip([use["id"] for use in assigned], readers, strict=True))
         actor.chat.add(*[tool(_result(main, call, use, found.get(use["id"])), use["id"]) for use in uses])
@@ -81,7 +77,7 @@ class _Caller(Actor):
             for verb, name, task, _, shelf, card in lines
         ]
         known = [(verb, arguments) for verb, arguments in spoken if verb in self.verbs]
-        return [_use(place, verb, arguments) for place, (verb, arguments) in enumerate(known)]
+        return [tool_use(place, verb, arguments) for place, (verb, arguments) in enumerate(known)]
 
     def message(self, sampled: Sampled) -> Message:
         return assistant(sampled.text, self.uses(sampled))
@@ -103,13 +99,13 @@ class _Reader:
         call: Call,
         use: Mapping[str, Any],
         stage: int,
-        speaker: str,
+        number: int,
         sampler: Sampler,
         seed: int,
     ) -> _Reader:
-        told = json.loads(use["function"]["arguments"])
+        _, told = used_tool(use)
         agent = main.subagent(
-            f"{main.episode.id}/{speaker}",
+            f"{main.episode.id}/reader{number}",
             call=call[0],
             tool_call_id=use["id"],
             name=told["name"],
@@ -120,7 +116,7 @@ class _Reader:
             policy={"name": "reader", "version": 0},
             trainable=False,
         )
-        actor = _Caller(agent, Chat(sampler), seed + 100 * int(speaker[6:]) + 100, 0.8, verbs=("open",))
+        actor = _Caller(agent, Chat(sampler), seed + 100 * (number + 1), 0.8, verbs=("open",))
         actor.chat.begin(
             [system("Say `open SHELF CARD`, or `value N`."), user(f"{told['name']}: {told['task']}")]
         )
@@ -144,8 +140,8 @@ class _Reader:
 
 def _result(agent: Agent, call: Call, use: Mapping[str, Any], reader: _Reader | None) -> str:
     """What a tool use gave, recorded as its execution."""
-    told = json.loads(use["function"]["arguments"])
-    if _name(use) == "open":
+    name, told = used_tool(use)
+    if name == "open":
         text = _card(told["shelf"], told["card"])
         status = "ok" if text else "failed"
     else:
@@ -154,7 +150,7 @@ def _result(agent: Agent, call: Call, use: Mapping[str, Any], reader: _Reader | 
         call,
         id=f"{call.id}/{use['id']}",
         tool_call_id=use["id"],
-        name=_name(use),
+        name=name,
         arguments=use["function"]["arguments"],
         result=text or "nothing",
         status=status,
@@ -172,18 +168,6 @@ def _card(shelf: str, card: int) -> str:
     if not 1 <= card <= last:
         return ""
     return f"value {VALUES[shelf]}" if card == last else f"see {card + 1}"
-
-
-def _use(place: int, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "id": f"use_{place}",
-        "type": "function",
-        "function": {"name": name, "arguments": json.dumps(arguments)},
-    }
-
-
-def _name(use: Mapping[str, Any]) -> str:
-    return str(use["function"]["name"])
 
 
 def _read(shelf: str) -> list[str]:
