@@ -92,6 +92,8 @@ class Credit:
     """Fields of the export's spec."""
     rule: str | None
     """Credit rule; None where nothing trains, or pairs do."""
+    step_rule: str | None
+    """The one of the training step, where it differs: with a critic, which says 0 before it has learned."""
     train: Sequence[str]
     """Further words for `tracestore train`."""
     untrained: str | None
@@ -155,6 +157,7 @@ def _credit(told: Mapping[str, Any], export: Mapping[str, Any]) -> Credit:
     return Credit(
         export={**export, **told.get("export", {})},
         rule=told.get("rule"),
+        step_rule=told.get("step_rule", told.get("rule")),
         train=told.get("train", ()),
         untrained=told.get("untrained"),
         worked=[_worked(one) for one in told.get("worked", ())],
@@ -306,7 +309,7 @@ class _System:
         from tracestore.train import smollm2
 
         model = str(smollm2.model_path())
-        how = ["--loss", "dpo", "--reference", model] if credit.pairs else ["--credit", str(credit.rule)]
+        how = ["--loss", "dpo", "--reference", model] if credit.pairs else ["--credit", str(credit.step_rule)]
         self._run(
             "one step of SmolLM2",
             [

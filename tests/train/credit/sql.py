@@ -185,17 +185,20 @@ RULES: Mapping[str, str] = {
     "foldgrpo:context_limit=16,unsaid_tools=ok": """
     WITH penalty AS (
       SELECT c.g, c.sample, c.completion, c.episode,
-             CASE WHEN a.depth = 0 AND min(p.position) > 0.5 * 16
-                       AND NOT EXISTS (FROM spawning x WHERE x.g = c.g AND x.completion = c.completion)
-                  THEN -1 ELSE 0 END
-             + CASE WHEN a.depth > 0 AND any_value(f.value) = 0 THEN -0.2 ELSE 0 END
-             + CASE WHEN any_value(m.tool_failed) THEN -1 ELSE 0 END AS q
+             CASE WHEN a.trainable IS FALSE THEN 0
+                  ELSE CASE WHEN a.depth = 0 AND min(p.position) > 0.5 * 16
+                                 AND NOT EXISTS (FROM spawning x
+                                                  WHERE x.g = c.g AND x.completion = c.completion)
+                            THEN -1 ELSE 0 END
+                       + CASE WHEN a.depth > 0 AND any_value(f.value) = 0 THEN -0.2 ELSE 0 END
+                       + CASE WHEN any_value(m.tool_failed) THEN -1 ELSE 0 END
+             END AS q
         FROM chain c
         JOIN agent_ a USING (g, agent)
         JOIN path p ON p.g = c.g AND p.sample = c.sample AND p.completion = c.completion
         LEFT JOIN fact f ON f.g = c.g AND f.agent = c.agent AND f.name = 'in_scope'
         JOIN completion_ m ON m.g = c.g AND m.completion = c.completion
-       GROUP BY c.g, c.sample, c.completion, c.episode, a.depth
+       GROUP BY c.g, c.sample, c.completion, c.episode, a.depth, a.trainable
     ), spread AS (
       SELECT g, episode, r, avg(r) OVER w AS mean, stddev_samp(r) OVER w AS std,
              max(r) OVER w = min(r) OVER w AS is_even

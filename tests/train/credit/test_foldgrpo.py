@@ -65,6 +65,13 @@ def test_all_successes_with_penalties_have_no_spread_and_get_exactly_zero() -> N
     assert notes(made, TEN) == {"groups_without_spread": 1}
 
 
+def test_a_judge_below_a_branch_needs_no_verdict_and_is_penalised_for_nothing() -> None:
+    judge = Agent(0, parent=1, fields={"trainable": False}, tools={0: True})
+    made = group([Agent(0), Agent(0, parent=0), judge], said=[say("in_scope", 0, agent=1)])
+    given = by_completion(made, TEN)
+    assert given[1:3] == pytest.approx([(1 - 0.2 - MEAN) / STD[1], (1 - MEAN) / STD[1]])
+
+
 def test_a_branch_without_a_verdict_and_an_episode_silent_about_its_tools_are_errors() -> None:
     with pytest.raises(MissingFact, match=r"scope verdict.*agent-1.*'in_scope'"):
         by_completion(group([Agent(0), Agent(0, parent=0)]), TEN)

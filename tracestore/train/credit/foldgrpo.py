@@ -102,7 +102,7 @@ def credit(row: Row, context: Context, options: Fold) -> Advantages:
 
 
 def penalties(row: Row, episodes: set[int], options: Fold) -> dict[int, float]:
-    """Completion -> Q, for every completion of a chain of these episodes."""
+    """Completion -> Q, for every completion of a chain of these episodes whose agent may train."""
     creating = spawns(row)
     at = depths(row)
     read = _tokens_read(row)
@@ -113,6 +113,8 @@ def penalties(row: Row, episodes: set[int], options: Fold) -> dict[int, float]:
     found: dict[int, float] = {}
     for _, completion in sorted(chains):
         agent = agent_of(row, completion)
+        if row.agents[agent].trainable is False:
+            continue  # the judge itself is judged by nobody
         parts = []
         if at[agent] == 0:
             is_over = read.get(completion, 0) > options.over * options.context_limit
