@@ -49,6 +49,9 @@ class Actor:
         meta: Mapping[str, Any] | None = None,
     ) -> tuple[Call, list[Sampled]]:
         """One call with `n` answers; the caller says which one the context goes on with."""
+        params: dict[str, Any] = {"temperature": self.temperature, "max_tokens": max_tokens, "logprobs": True}
+        params |= {"n": n} if n > 1 else {}
+        asked = {"model": self.agent.model, "messages": self.chat.messages, "tools": tools}
         drawn = self.chat.sampler.sample(
             self.chat.ids,
             speaker=self.speaker,
@@ -57,13 +60,13 @@ class Actor:
             max_tokens=max_tokens,
             temperature=self.temperature,
             logprobs_are=self.logprobs_are,  # type: ignore[arg-type]
+            request={name: one for name, one in asked.items() if one is not None} | params,
         )
-        params: dict[str, Any] = {"temperature": self.temperature, "max_tokens": max_tokens, "logprobs": True}
         call = self.agent.call(
             id=f"{self.agent.id}/{self.num_calls}",
             messages=self.chat.messages,
             tools=tools,
-            params=params | ({"n": n} if n > 1 else {}),
+            params=params,
             completions=[_body(sampled, self.message(sampled)) for sampled in drawn],
             prompt_token_ids=self.chat.ids,
             parent=self.last,

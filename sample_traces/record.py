@@ -24,8 +24,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from sample_traces.remote import RemoteSampler
+from sample_traces.replayed import ReplayedSampler
 from sample_traces.sampler import LocalSampler, Sampler, Script, ScriptedSampler, SmolLM2
-from sample_traces.system import System
+from sample_traces.system import Play, System
 from sample_traces.systems import FOLDER, names, system
 from tracestore.client import Client, Episode, Group
 from tracestore.errors import TracestoreError
@@ -73,7 +74,7 @@ def sampled(sampler: Sampler) -> Casts:
 
     def cast(one: System) -> Iterator[Cast]:
         for seed in one.seeds or range(len(one.scripts)):
-            yield one.task if one.seeds else one.task_of(seed), partial(_sampled, one, sampler, seed)
+            yield one.task if one.seeds else one.task_of(seed), partial(_played, one.play, sampler, seed)
 
     return cast
 
@@ -88,8 +89,25 @@ def scripted(base: SmolLM2) -> Casts:
     return cast
 
 
-def _sampled(one: System, sampler: Sampler, seed: int, episode: Episode) -> float:
-    return one.play(episode, sampler, seed)
+def replayed(base: SmolLM2, name: str, url: str, *, project: str, is_scripted: bool) -> Casts:
+    """What a project has recorded of the episodes plays them again, without a model.
+
+    Args:
+        url: of the server.
+        is_scripted: whether a script spoke in that recording.
+    """
+
+    def cast(one: System) -> Iterator[Cast]:
+        how = one.plays_scripts if is_scripted else one.play
+        for place, seed in enumerate(range(len(one.scripts)) if is_scripted else one.seeds):
+            sampler = ReplayedSampler(base, url, project=project, episode=f"{name}-{place}")
+            yield one.task_of(place) if is_scripted else one.task, partial(_played, how, sampler, seed)
+
+    return cast
+
+
+def _played(how: Play, sampler: Sampler, seed: int, episode: Episode) -> float:
+    return how(episode, sampler, seed)
 
 
 def _spoken(one: System, base: SmolLM2, place: int, script: Script, episode: Episode) -> float:
@@ -131,6 +149,11 @@ def harness_main(name: str, argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tokenizer", metavar="FOLDER", help="with --url: its tokenizer, with a ChatML template"
     )
+    parser.add_argument(
+        "--replay",
+        metavar="PROJECT",
+        help="answer from what this project has recorded of it, without a model, into another --project",
+    )
     args = parser.parse_args(argv)
     one = system(name)
     if args.scripted and not one.scripts:
@@ -139,12 +162,15 @@ def harness_main(name: str, argv: Sequence[str] | None = None) -> int:
         parser.error("--url needs --model and --tokenizer")
     settings = {} if args.project is None else {"project": args.project}
     with Recorder(args.tracestore, **settings) as client:
-        rewards = play(name, one, client, _casts(args))
+        rewards = play(name, one, client, _casts(args, name))
     sys.stdout.write(json.dumps({"system": name, "events": len(client.lines), "rewards": rewards}) + "\n")
     return 0
 
 
-def _casts(args: argparse.Namespace) -> Casts:
+def _casts(args: argparse.Namespace, name: str) -> Casts:
+    if args.replay:
+        base = SmolLM2()
+        return replayed(base, name, args.tracestore, project=args.replay, is_scripted=args.scripted)
     if args.scripted:
         return scripted(SmolLM2())
     if args.url:

@@ -72,6 +72,7 @@ class RemoteSampler:
         max_tokens: int = 40,
         temperature: float = 1.0,
         logprobs_are: LogprobsAre = "processed",
+        request: Mapping[str, Any] | None = None,
     ) -> list[Sampled]:
         """`n` completions. `logprobs_are` has to be what the server was started to give.
 

@@ -77,6 +77,7 @@ class Sampler(Protocol):
         max_tokens: int = 40,
         temperature: float = 1.0,
         logprobs_are: LogprobsAre = "processed",
+        request: Mapping[str, Any] | None = None,
     ) -> list[Sampled]:
         """`n` completions of one prompt, drawn together.
 
@@ -84,6 +85,7 @@ class Sampler(Protocol):
             prompt: ids [P] the model reads.
             speaker: who asks; a script has the lines of each.
             logprobs_are: "raw" records log_softmax(logits), "processed" log_softmax(logits / temperature).
+            request: as the call records it; a replay answers by it.
         """
 
 
@@ -132,6 +134,7 @@ class LocalSampler(SmolLM2):
         max_tokens: int = 40,
         temperature: float = 1.0,
         logprobs_are: LogprobsAre = "processed",
+        request: Mapping[str, Any] | None = None,
     ) -> list[Sampled]:
         generator = torch.Generator().manual_seed(seed)
         # N completions, T tokens, V vocabulary
@@ -196,6 +199,7 @@ class ScriptedSampler:
         max_tokens: int = 40,
         temperature: float = 1.0,
         logprobs_are: LogprobsAre = "processed",
+        request: Mapping[str, Any] | None = None,
     ) -> list[Sampled]:
         """The next `n` lines of the speaker. Lengths are the script's, whatever `max_tokens` says.
 
