@@ -98,6 +98,7 @@ class SmolLM2:
         smollm2.model_path(print)
         self.tokenizer = smollm2.load_tokenizer()
         self.stop = int(self.tokenizer.eos_token_id)
+        self._read: dict[str, tuple[list[int], Any]] = {}
 
     @cached_property
     def model(self) -> Any:
@@ -118,6 +119,24 @@ class SmolLM2:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids)))
+
+    @torch.no_grad()
+    def logits(self, prompt: Sequence[int], ids: Sequence[int], *, reader: str) -> torch.Tensor:
+        """Logits [S, V] of the S tokens `ids` after a prompt.
+
+        What one reader's last context and this one begin with in common is not computed again.
+        """
+        whole, (known, cache) = [*prompt, *ids], self._read.get(reader, ([], None))
+        same = next((at for at, (a, b) in enumerate(zip(known, whole, strict=False)) if a != b), None)
+        kept = min(min(len(known), len(whole)) if same is None else same, len(prompt) - 1)
+        if kept < len(known):
+            cache.crop(kept - len(known))
+        out = self.model(
+            torch.tensor([whole[kept:]]), cache=cache, use_cache=True, logits_to_keep=len(ids) + 1
+        )
+        self._read[reader] = whole, out.cache
+        logits_SV: torch.Tensor = out.logits[0, :-1]
+        return logits_SV
 
 
 class LocalSampler(SmolLM2):
@@ -207,7 +226,7 @@ class ScriptedSampler:
             ScriptEnded: there are fewer.
         """
         scale = temperature if logprobs_are == "processed" else 1.0
-        return [self._spoken(prompt, self._line(speaker), scale) for _ in range(n)]
+        return [self._spoken(prompt, speaker, scale) for _ in range(n)]
 
     def unsaid(self) -> dict[str, int]:
         """Lines that nobody asked for, by speaker: a script that is not played to its end is a wrong one."""
@@ -226,21 +245,15 @@ class ScriptedSampler:
         self._said[speaker] += 1
         return lines[place]
 
-    def _spoken(self, prompt: Sequence[int], line: str, scale: float) -> Sampled:
+    def _spoken(self, prompt: Sequence[int], speaker: str, scale: float) -> Sampled:
+        line = self._line(speaker)
         is_cut = line.endswith("...")
         ids = [*self.encode(line), *([] if is_cut else [self.stop])]
+        logprob_SV = torch.log_softmax(self._base.logits(prompt, ids, reader=speaker) / scale, dim=-1)
+        logprob_S = logprob_SV.gather(1, torch.tensor(ids)[:, None])[:, 0]
         return Sampled(
             ids=tuple(ids),
-            logprobs=self._logprobs(prompt, ids, scale),
+            logprobs=tuple(logprob_S.tolist()),
             text=line,
             finish_reason="length" if is_cut else "stop",
         )
-
-    @torch.no_grad()
-    def _logprobs(self, prompt: Sequence[int], ids: Sequence[int], scale: float) -> tuple[float, ...]:
-        # T tokens of prompt and line, S sampled ones, V vocabulary
-        ids_T = torch.tensor([[*prompt, *ids]])
-        logits_SV = self._base.model(ids_T, use_cache=False, logits_to_keep=len(ids) + 1).logits[0, :-1]
-        sampled_S = torch.tensor(ids)
-        logprob_SV = torch.log_softmax(logits_SV / scale, dim=-1)
-        return tuple(logprob_SV.gather(1, sampled_S[:, None])[:, 0].tolist())

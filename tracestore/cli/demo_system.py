@@ -19,7 +19,9 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,11 @@ if TYPE_CHECKING:
     from tracestore.shards.row import Row
     from tracestore.train.credit.base import Advantages, Value
 
+_OF_A_STEP = (
+    *("loss", "tokens", "trained_tokens", "zero_advantage_tokens", "grad_norm"),
+    *("ratio_max", "max_logprob_diff", "preferred", "value_loss"),
+)
+"""What is shown of a step's metrics."""
 TOLERANCE = 5e-5
 """Worked numbers are written with four decimals."""
 PROJECT = "default"
@@ -252,7 +259,7 @@ class _System:
             self._hold("tokens that train", table.trained_tokens, 0)
             return facts
         worked = self._compare_pairs(export, credit) if credit.pairs else self._compare(export, credit)
-        return facts | {"worked": worked, "step": self._step(credit, folder, self.out / f"trained-{place}")}
+        return facts | {"worked": worked, "step": self._step(credit, folder)}
 
     def _export(self, credit: Credit, folder: Path) -> Export:
         """Shards under the system's spec, held against the store by `verify`."""
@@ -305,19 +312,19 @@ class _System:
         self._hold("pairs", found, list(credit.pairs))
         return len(found) if self.args.scripted else 0
 
-    def _step(self, credit: Credit, export: Path, trained: Path) -> dict[str, Any]:
+    def _step(self, credit: Credit, export: Path) -> dict[str, Any]:
         from tracestore.train import smollm2
 
         model = str(smollm2.model_path())
         how = ["--loss", "dpo", "--reference", model] if credit.pairs else ["--credit", str(credit.step_rule)]
-        self._run(
-            "one step of SmolLM2",
-            [
-                *("train", str(export), "--model", model, *how),
-                *("--steps", "1", "--out", str(trained), *credit.train),
-            ],
-        )
-        step: dict[str, Any] = json.loads((trained / "metrics.jsonl").read_text().splitlines()[0])
+        words = ["train", str(export), "--model", model, *how, "--steps", "1", *credit.train]
+        self._say("one step of SmolLM2", ["tracestore", *words])
+        with redirect_stdout(StringIO()) as said:
+            self._done([*words, "--json"])
+        step: dict[str, Any] = json.loads(said.getvalue().splitlines()[0])
+        told = {name: step[name] for name in _OF_A_STEP if step[name] is not None}
+        if not self.args.json:
+            print_table(["of the step", "value"], list(told.items()))
         return step
 
     def train_links(self, links: Links) -> dict[str, Any]:
@@ -364,10 +371,13 @@ class _System:
 
     def _run(self, heading: str, words: Sequence[str], *, code: int = 0) -> None:
         """A verb, in this process, which ends with this exit code."""
+        self._say(heading, ["tracestore", *words])
+        self._done([*words, *(["--json"] if self.args.json else [])], code=code)
+
+    def _done(self, words: Sequence[str], *, code: int = 0) -> None:
         from tracestore.cli.main import main
 
-        self._say(heading, ["tracestore", *words])
-        ended = main([*words, *(["--json"] if self.args.json else [])])
+        ended = main(list(words))
         if ended != code:
             raise ShowDiffers(command=shlex.join(["tracestore", *words]), exit_code=ended, expected=code)
 
