@@ -6,10 +6,17 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from tests import factories as make
+from tests.factories import answer, call, posted, user
 from tests.train.credit.agents import Agent, agents_row
 from tests.train.exports import export_of
 from tests.train.rows import episodes_of_one_call
 from tracestore.cli.main import main
+from tracestore.store.duck import run_sql
+from tracestore.wire.events import AnyEvent
+from tracestore_exporters.export import export as export_store
+from tracestore_exporters.spec import Spec
+from tracestore_migrations import open_store
 
 
 @pytest.fixture
@@ -110,3 +117,46 @@ def test_a_term_is_a_name_and_a_number(export: str, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main(["credit", export, "--rule", "shared", "--reward-term", term])
     assert "no NAME=NUMBER" in capsys.readouterr().err
+
+
+def test_what_rules_give_is_kept_in_the_store_of_the_export(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db, out = f"sqlite:///{tmp_path / 'traces.db'}", tmp_path / "out"
+    with open_store(db) as store:
+        assert {one.status for one in store.ingest("p", [posted(one) for one in _four_attempts()])} == {
+            "stored"
+        }
+        export_store(store, "p", out, Spec())
+    rules = ("--rule", "shared", "--rule", "rao:depth_weights=no", "--reward-term", "calls=-0.25")
+    for stored in (4, 0):
+        assert main(["credit", str(out), *rules, "--db", db, "--json"]) == 0
+        last = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert last["kept"] == {
+            name: {"version": version, "branches": stored, "gone": 0}
+            for version, name in enumerate(("shared", "rao:depth_weights=no"), 1)
+        }
+    asked = "SELECT rule, reward_terms, step, version, episode_id, reward, advantage_mean FROM credit"
+    found = run_sql(db, "p", f"{asked} ORDER BY version, episode_id").rows
+    # r - .25 for the one call: .75, -.25, -.25, .75; their mean is .25
+    assert [tuple(row) for row in found[:4]] == [
+        ("shared", "calls=-0.25", 0, 1, f"e{n}", reward, reward - 0.25)
+        for n, reward in enumerate((0.75, -0.25, -0.25, 0.75))
+    ]
+    assert {row[0] for row in found[4:]} == {"rao:lambda=0.4,depth_weights=no"}
+    assert main(["credit", str(out), "--rule", "shared", "--db", db]) == 0
+    assert "shared: version 3, branches 4, gone 0" in capsys.readouterr().out
+    assert main(["credit", str(out), "--rule", "shared", "--db", f"sqlite:///{tmp_path / 'none.db'}"]) != 0
+
+
+def _four_attempts() -> list[AnyEvent]:
+    events: list[AnyEvent] = [make.group("g", size=4)]
+    for n, reward in enumerate((1.0, 0.0, 0.0, 1.0)):
+        said = answer("a", ids=[3, 4], logprobs=[-0.5, -0.5])
+        events += [
+            make.episode(f"e{n}", group_id="g", status="ok"),
+            make.agent(f"a{n}", episode=f"e{n}"),
+            call(f"c{n}", [user("u")], said, prompt_ids=[1, 2], episode=f"e{n}", agent=f"a{n}", ordinal=0),
+            make.reward(f"r{n}", value=reward, episode=f"e{n}"),
+        ]
+    return events

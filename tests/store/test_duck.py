@@ -16,6 +16,7 @@ from sqlalchemy import text
 
 from tests import factories as make
 from tests.factories import answer, assistant, call, posted, subagent, user
+from tests.store.credits import given, kept, rule
 from tracestore.store import Store
 from tracestore.store.duck import (
     SqlCancelled,
@@ -58,6 +59,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     ]
     with Store.open(url) as store:
         assert {o.status for o in store.ingest("p", [posted(e) for e in events])} == {"stored"}
+        kept(store, "p", rule(), [given(advantage_mean=1 / 3)])
         store.ingest("other", [posted(make.episode("secret"))])
     return url
 

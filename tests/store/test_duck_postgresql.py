@@ -12,6 +12,7 @@ from sqlalchemy import make_url
 from tests import factories as make
 from tests.factories import answer, assistant, call, posted, subagent, user
 from tests.serving import running_server
+from tests.store.credits import given, kept, rule
 from tests.store.servers import postgresql
 from tracestore.store import Store
 from tracestore.store.duck import SqlRefused, run_sql
@@ -53,6 +54,7 @@ def test_every_view_has_the_rows_of_sqlite(server: str, tmp_path: Path) -> None:
         with Store.open(url) as store:
             store.ingest("other", [posted(make.episode("secret")), posted(make.agent(episode="secret"))])
             assert {o.status for o in store.ingest(name, [posted(e) for e in events])} == {"stored"}
+            kept(store, name, rule(), [given(advantage_mean=1 / 3)])
     # One query, as each child costs a second. The numbers of the store stand in other columns than names.
     columns = "COLUMNS(c -> NOT ends_with(c, '_id') OR c = 'episode_id')"
 

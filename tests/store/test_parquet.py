@@ -15,6 +15,7 @@ from sqlalchemy import text
 from tests import factories as make
 from tests.databases import empty_store
 from tests.factories import answer, assistant, call, posted, subagent, user
+from tests.store.credits import given, kept, rule
 from tests.store.servers import postgresql
 from tracestore.cli.main import main
 from tracestore.store import Store
@@ -60,6 +61,7 @@ def store_of(url: str) -> Store:
     ]
     ingest(store, "p", rich)
     ingest(store, "a/b=c", events_of("secret"))
+    kept(store, "p", rule(), [given()])
     return store
 
 
@@ -132,6 +134,10 @@ def test_a_run_writes_the_parts_in_which_something_has_changed_and_no_other(tmp_
         ingest(store, "p", [make.group("g", task_id="named late")])
         assert counted(store, folder) == (2, 1, 0)
         assert in_files(folder, "episodes") == in_view(store, "episodes")
+
+        kept(store, "p", rule(), [given("e1", "main-e1")])
+        assert counted(store, folder) == (1, 2, 0)
+        assert in_files(folder, "credit") == in_view(store, "credit")
 
 
 def counted(store: Store, folder: Path) -> tuple[int, int, int]:

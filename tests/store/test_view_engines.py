@@ -18,6 +18,7 @@ from tests import factories as make
 from tests.databases import empty_store
 from tests.factories import answer, assistant, call, posted, subagent, user
 from tests.sample_traces.traces import NAMES, trace_path
+from tests.store.credits import given, kept, rule
 from tests.store.servers import postgresql
 from tracestore.store import Store
 from tracestore.store.duck import _column_types
@@ -92,6 +93,8 @@ def fill(store: Store) -> None:
         lines = trace_path(name).read_bytes().splitlines()
         outcomes += store.ingest("p", [(decode_event(line), line) for line in lines])
     assert {outcome.status for outcome in outcomes} == {"stored"}
+    kept(store, "p", rule(reward_terms="length=-0.1"), [given(), given(sample="C2:0", reward=None)])
+    kept(store, "p", rule("rloo"), [given(agent="nobody", advantage_min=None)])
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ NAMES = {
         "candidates",
         "rewards",
     ),
-    *("token_counts", "critical_steps", "compaction_loss", "orphans", "gaps", "consumption"),
+    *("token_counts", "critical_steps", "compaction_loss", "orphans", "gaps", "consumption", "credit"),
     *("compaction_calls", "compaction_messages", "policy_versions", "prefix_duplication"),
     *("finish_rates", "unfolded_tokens", "snapshots", "blobs"),
 }

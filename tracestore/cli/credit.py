@@ -15,6 +15,7 @@ from tracestore.cli.common import (
     add_export,
     add_reward_terms,
     note,
+    opened_store,
     print_json_line,
     print_line,
     print_table,
@@ -55,6 +56,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="optimizer step, for what is annealed (default: 0)",
     )
     parser.add_argument("--out", metavar="FILE", type=Path, help="Parquet file: a row per rule and branch")
+    parser.add_argument(
+        "--db",
+        metavar="URL",
+        help="store in which to keep it as rows of the view `credit`, a version for each rule; what is there"
+        " already is not kept twice",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
             found += some
     if args.out is not None:
         _write(found, args.out)
+    kept = {} if args.db is None else _keep(found, export, args)
     _print(found, args)
     facts = {
         "export_hash": export.hash,
@@ -83,8 +91,11 @@ def run(args: argparse.Namespace) -> int:
         "notes": {rule: dict(+counted) for rule, counted in notes.items()},
     }
     if args.json:
-        print_json_line(facts | {"out": None if args.out is None else str(args.out)})
+        out = {"out": None if args.out is None else str(args.out)}
+        print_json_line(facts | out | ({} if args.db is None else {"kept": kept}))
         return 0
+    for rule, of_rule in kept.items():
+        print_line(f"{rule}: " + ", ".join(f"{name} {value}" for name, value in of_rule.items()))
     for rule, counted in notes.items():
         if +counted:
             print_line(
@@ -119,6 +130,31 @@ def _branches(
                 notes[rule].update(given.notes)
             some += branches(paid, given, rule=rule)
         yield some
+
+
+def _keep(found: Sequence[Branch], export: Export, args: argparse.Namespace) -> dict[str, dict[str, int]]:
+    """Rule as it was spelled -> what came of keeping it."""
+    from tracestore.store.credit import Given, Rule, keep
+    from tracestore.train.credit import choose
+
+    parts = [one.name for one in fields(Given)]
+    terms = ",".join(f"{name}={weight}" for name, weight in sorted(dict(args.reward_term).items())) or None
+    kept = {}
+    with opened_store(args, create=False) as store:
+        for spelled in args.rule:
+            name = choose(spelled).spelled()
+            rule = Rule(
+                export_hash=export.hash,
+                rows_hash=export.manifest.manifest_hash,
+                rule=name,
+                reward_terms=terms,
+                step=args.step,
+            )
+            given = [
+                Given(**{part: getattr(one, part) for part in parts}) for one in found if one.rule == spelled
+            ]
+            kept[spelled] = asdict(keep(store, export.manifest.project, rule, given))
+    return kept
 
 
 def _print(found: Sequence[Branch], args: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from sqlalchemy import Connection, func, select, union
+from sqlalchemy import Connection, func, select, true, union
 
 from tracestore.errors import TracestoreError
 from tracestore.store import asked
@@ -326,7 +326,7 @@ def _request(tx: Transaction, episode_ids: Iterable[str], what: What, name: str,
             _bury(tx, key, reason, **stone_of)
         keys = [row.key for row in rows]
         first = min((row.first_pos for row in rows), default=None)
-        _name_exports(tx, key, t.consumption.c.episode_key.in_(keys), first_pos=first)
+        _name_exports(tx, key, episodes=keys, first_pos=first)
         if kind == "content":
             continue
         # Nothing lists it from here on; its rows lie there until they are erased.
@@ -338,7 +338,7 @@ def _request(tx: Transaction, episode_ids: Iterable[str], what: What, name: str,
 def _request_project(tx: Transaction, project: str, reason: str | None) -> int:
     key = _open(tx, "project", project, reason)
     _bury(tx, key, reason, kind="project", id=project)
-    _name_exports(tx, key, first_pos=0)
+    _name_exports(tx, key, episodes=None, first_pos=0)
     return key
 
 
@@ -360,23 +360,32 @@ def _bury(tx: Transaction, deletion_key: int, reason: str | None, **of: Any) -> 
     tx.connection.execute(t.tombstone.insert().values(**row, deletion_key=deletion_key, **of))
 
 
-def _name_exports(tx: Transaction, key: int, *where: Any, first_pos: int | None) -> None:
-    """Note the exports that may hold it: those that were trained on with it, and those of a later snapshot.
+def _name_exports(
+    tx: Transaction, key: int, *, episodes: Sequence[int] | None, first_pos: int | None
+) -> None:
+    """Note the exports that may hold it: those that were trained on with it, or in which it was given credit,
+    and those of a later snapshot.
 
     Args:
+        episodes: keys; None: all of the project.
         first_pos: where the first event of it lies; None: nowhere.
     """
-    export, consumed, held = t.export.c, t.consumption.c, t.deletion_export.c
+    export, held = t.export.c, t.deletion_export.c
     known = select(held.export_hash).where(held.project_id == tx.project_id, held.deletion_key == key)
-    trained = select(consumed.export_hash).where(
-        consumed.project_id == tx.project_id, consumed.export_hash.not_in(known), *where
-    )
+    used = [
+        select(table.c.export_hash).where(
+            table.c.project_id == tx.project_id,
+            table.c.export_hash.not_in(known),
+            true() if episodes is None else table.c.episode_key.in_(episodes),
+        )
+        for table in (t.consumption, t.branch_credit)
+    ]
     later = select(export.manifest_hash).where(
         export.project_id == tx.project_id,
         export.manifest_hash.not_in(known),
         export.snapshot_pos >= first_pos,
     )
-    found = union(trained, later)
+    found = union(*used, later)
     for hash_ in tx.connection.execute(found).scalars().all():
         row = {"project_id": tx.project_id, "deletion_key": key, "export_hash": hash_}
         tx.connection.execute(t.deletion_export.insert().values(**row))

@@ -36,8 +36,8 @@ _LISTS: dict[Table, tuple[tuple[Table, str], ...]] = {
 """The lists that rows of a table have, and the column that names the row a list is of."""
 
 _SAID = (
-    *(t.consumption, t.sample, t.blob_ref, t.gap, t.reward, t.candidate_selection, t.context_edit),
-    t.tool_call,
+    *(t.branch_credit, t.consumption, t.sample, t.blob_ref, t.gap, t.reward, t.candidate_selection),
+    *(t.context_edit, t.tool_call),
 )
 """What nothing else refers to, once its lists are gone."""
 _KNOWN = {t.call: "call", t.agent: "agent", t.snapshot: "snapshot", t.candidate_set: "candidate_set"}

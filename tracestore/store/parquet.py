@@ -2,7 +2,8 @@
 
 A part is a range of episodes, in the order in which they were first heard of, so that all rows of an episode
 lie in one part of each view. The manifest keeps a fingerprint of what each part was made of: the events of
-its episodes. A part whose fingerprint is another one is written anew, whole; the others are left alone.
+its episodes, and the credit of them. A part whose fingerprint is another one is written anew, whole; the
+others are left alone.
 
 A part at a time is read through SQLAlchemy in one transaction, on SQLite and PostgreSQL alike, and given to a
 DuckDB that lives in memory and never opens the database: `views.sql` runs there, over the rows of the part
@@ -94,6 +95,8 @@ class EpisodeState(NamedTuple):
     last_pos: int
     group_pos: int
     """Positions of its group's events, added up: a group may come later and name the task."""
+    last_credit: int = 0
+    """Key of the last credit that was kept of it, which takes no position; 0: there is none."""
 
 
 class Part(NamedTuple):
@@ -220,7 +223,7 @@ class _Project:
     def _fingerprint(self, connection: Connection, part: Part) -> str:
         hashed = sha256(f"{self._created_at} {_redactions(connection, self._number)}".encode())
         for state in _states(connection, self._number, part):
-            hashed.update(f" {state.key} {state.num_events} {state.last_pos} {state.group_pos}".encode())
+            hashed.update(" ".join(map(str, ("", *state))).encode())
         return hashed.hexdigest()
 
 
@@ -258,7 +261,7 @@ def _cuts(members: Sequence[EpisodeState], *, limit: int) -> Iterator[int]:
 
 def _states(connection: Connection, project_id: int, part: Part) -> Iterator[EpisodeState]:
     """Every episode of a part of which something has come and that is not deleted, in order."""
-    raw, e, g = t.raw_event.c, t.episode.c, t.task_group.c
+    raw, e, g, k = t.raw_event.c, t.episode.c, t.task_group.c, t.branch_credit.c
     events = (
         select(raw.episode_key, func.count().label("num_events"), func.max(raw.pos).label("last_pos"))
         .where(raw.project_id == project_id, *_within(raw.episode_key, part))
@@ -273,6 +276,9 @@ def _states(connection: Connection, project_id: int, part: Part) -> Iterator[Epi
             events.c.num_events,
             events.c.last_pos,
             func.coalesce(g.pos, 0) + func.coalesce(g.end_pos, 0),
+            select(func.coalesce(func.max(k.key), 0))
+            .where(k.project_id == project_id, k.episode_key == events.c.episode_key)
+            .scalar_subquery(),
         )
         .select_from(events.join(t.episode, of_event).outerjoin(t.task_group, in_group))
         # What is being deleted has none from the first step on (see views.sql).

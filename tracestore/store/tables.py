@@ -39,7 +39,7 @@ from sqlalchemy.schema import SchemaItem
 
 from tracestore.store.types import ExactText
 
-REVISION = "0007"
+REVISION = "0008"
 """Migration that makes exactly these tables; `tracestore_migrations` has it as its head."""
 
 PARTITIONS = 8
@@ -927,4 +927,31 @@ sample_call = _table(
     PrimaryKeyConstraint("project_id", "sample_key", "position"),
     Index("ix_sample_call_call", "project_id", "call_key"),
     rowid=False,
+)
+
+# What a credit rule gave each branch of an export; all that one rule gave at one step has one `version`. The
+# view that analysts read is `credit`.
+branch_credit = _table(
+    "branch_credit",
+    _key(),
+    Column("version", BigInteger, nullable=False),
+    Column("export_hash", ExactText, nullable=False),
+    Column("rows_hash", ExactText, nullable=False),  # of an export that goes on: the rows that it had
+    Column("rule", ExactText, nullable=False),
+    Column("reward_terms", ExactText),
+    Column("step", BigInteger, nullable=False),
+    Column("sample_id", ExactText, nullable=False),
+    _ref("episode_key", "episode", required=True),
+    _ref("agent_key", "agent"),
+    Column("cause", Text, nullable=False),
+    Column("reward", Double),
+    Column("advantage_min", Double),
+    Column("advantage_mean", Double),
+    Column("advantage_max", Double),
+    Column("tokens", BigInteger, nullable=False),
+    Column("notes", ExactText),
+    Column("written_at", BigInteger, nullable=False),
+    Index("ix_branch_credit_episode", "project_id", "episode_key"),
+    Index("ix_branch_credit_version", "project_id", "version"),
+    Index("ix_branch_credit_export", "project_id", "export_hash"),
 )

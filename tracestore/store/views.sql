@@ -850,6 +850,34 @@ SELECT p.name AS project,
     ON v.project_id = u.project_id AND v.call_key = u.call_key
    AND v.completion = coalesce(u.completion, 0);
 
+-- Credit: what a credit rule gave each branch of an export (`tracestore credit EXPORT --rule RULE --db URL`), over
+-- its trained tokens. All that one rule gave at one optimizer step has one `version`, which counts up in the
+-- project: the highest is the latest. `rule` has every option; `rows_hash` differs from `export_hash` where the
+-- export goes on, and tells which rows it had. `advantage_...` is NULL where no token has one, and `notes` says why.
+CREATE VIEW credit AS
+SELECT p.name AS project,
+       e.id AS episode_id,
+       a.id AS agent_id,
+       k.sample_id,
+       k.cause,
+       k.export_hash,
+       k.rows_hash,
+       k.rule,
+       k.reward_terms,
+       k.step,
+       k.version,
+       k.reward,
+       k.advantage_min,
+       k.advantage_mean,
+       k.advantage_max,
+       k.tokens,
+       k.notes,
+       k.written_at
+  FROM branch_credit k
+  JOIN project p ON p.project_id = k.project_id
+  JOIN episode e ON e.project_id = k.project_id AND e.key = k.episode_key AND e.first_pos IS NOT NULL
+  LEFT JOIN agent a ON a.project_id = k.project_id AND a.key = k.agent_key;
+
 -- Policy versions: for each completion the runs of tokens that one version sampled, in order of `position`; a
 -- completion without runs is one of its call's version. `num_tokens` is NULL where no ids were recorded.
 CREATE VIEW policy_versions AS

@@ -85,3 +85,19 @@ def by_sample(made: Row, rule: str) -> list[float | None]:
 
     values = advantages(made, rule=rule, context=Context()).values
     return [values.get((i, sample.completions[0])) for i, sample in enumerate(made.samples)]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("rule", "whole"),
+    [
+        ("shared", "shared"),
+        ("rao:depth_weights=no", "rao:lambda=0.4,depth_weights=no"),
+        ("pkpo:k=4", "pkpo:k=4"),
+        ("mem1:critic=zero,lambda=0.5", "mem1:critic=zero,lambda=0.5,gamma=1.0"),
+    ],
+)
+def test_a_rule_is_spelled_with_every_option(rule: str, whole: str) -> None:
+    assert sorted(choose(rule).spelled().partition(":")[2].split(",")) == sorted(
+        whole.partition(":")[2].split(",")
+    )
+    assert choose(choose(rule).spelled()) == choose(rule)

@@ -86,6 +86,15 @@ class Chosen:
         """Name and every option, for the header of a run."""
         return {"rule": self.name, "options": self.options.told()}
 
+    def spelled(self) -> str:
+        """As `choose` reads it, with every option: two rules are the same where this is."""
+        words = {True: "yes", False: "no"}
+        options = [
+            f"{name}={words[value] if isinstance(value, bool) else value}"
+            for name, value in self.options.told().items()
+        ]
+        return f"{self.name}:{','.join(options)}" if options else self.name
+
 
 @lru_cache(maxsize=64)
 def choose(spelled: str) -> Chosen:
