@@ -106,7 +106,7 @@ def learned(plan: Plan, *, seed: int) -> Figures:
     begin = time.monotonic()
     model = small_decoder(seed)
     teach(model, random.Random(seed), depth=plan.depth)
-    with tempfile.TemporaryDirectory(prefix="tracestore-bench-") as name, _pipeline(Path(name)) as (url, out):
+    with tempfile.TemporaryDirectory(prefix="tracestore-bench-") as name, pipeline(Path(name)) as (url, out):
         with Client(url) as client:
             harness = Harness(client, model, plan, seed=seed)
             harness.round()
@@ -214,22 +214,31 @@ class Harness:
         self.seconds.append(time.monotonic() - begin)
 
 
-def small_decoder(seed: int) -> Any:
-    """Two layers with random weights."""
+def small_decoder(
+    seed: int, *, words: int = len(WORDS), end: int = ID["end"], positions: int = 64, **config: Any
+) -> Any:
+    """Two layers with random weights.
+
+    Args:
+        words: of its vocabulary, of which `end` ends an answer.
+        positions: most tokens of a context.
+        config: further fields of its configuration.
+    """
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(WORDS),
+    llama = LlamaConfig(
+        vocab_size=words,
         hidden_size=64,
         intermediate_size=192,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=64,
+        max_position_embeddings=positions,
         bos_token_id=None,
-        eos_token_id=ID["end"],
+        eos_token_id=end,
         pad_token_id=None,
+        **config,
     )
-    return LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(llama).eval()
 
 
 def teach(model: Any, rng: random.Random, *, depth: int) -> None:
@@ -258,7 +267,7 @@ def teach(model: Any, rng: random.Random, *, depth: int) -> None:
 
 
 @contextmanager
-def _pipeline(folder: Path) -> Iterator[tuple[str, Path]]:
+def pipeline(folder: Path) -> Iterator[tuple[str, Path]]:
     """A server on a new store and an exporter that follows it: where to post, and where shards come."""
     database, out, log = f"sqlite:///{folder / 'store.db'}", folder / "export", folder / "log"
     serve = [*_CLI, "serve", "--json", "--port", "0", "--db", database]
