@@ -118,7 +118,7 @@ def create_app(
         Route("/v1/sql", sql, methods=["POST"], name="post_sql"),
         blob_route(store, blobs, limits=limits),
         *(() if proxy is None else proxy.routes()),
-        *Replay(store, settings=settings, episodes=replayed, proxy=proxy).routes(),
+        *Replay(store, settings=settings, episodes=replayed).routes(),
     ]
     app.state.store = store
     app.state.limits = limits

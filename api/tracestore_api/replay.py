@@ -5,27 +5,24 @@
 
 Names stand where those of the recording proxy stand (`proxy.names`): the path, headers, a suffix of the API
 key. `episode` is what is replayed; `agent` or `agent-name` says whose answer is wanted; `run` gives a run of
-the harness its own places. `mode` says what becomes of a request that was never recorded:
-
-    strict           it is 409 and says where it differs first from the nearest that was; clients are told not
-                     to send it again
-    record-missing   it goes to the server's upstream and is recorded as a new branch of the same episode
-
-With `live-after=K` the first K calls of a run are answered from the recording, and all others go to the
-upstream.
+the harness its own places. A request that was never recorded is 409 and says where it differs first from the
+nearest that was; clients are told not to send it again. What was deleted or redacted since is not answered: a
+recording is read anew when its project has changed, a second later at most.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from tracestore.importers.exchanges import Exchange, request_body
 from tracestore.replay.answers import body_of, encoded, error_of, recorded_events
@@ -33,6 +30,7 @@ from tracestore.replay.keys import Asked
 from tracestore.replay.streams import stream_of
 from tracestore.replay.tape import NotRecorded, NotReplayable, Played, Recorded, Tape, recorded_calls
 from tracestore.settings import Settings
+from tracestore.store.keys import Right
 from tracestore.store.store import Store
 from tracestore_api.access import admitted
 from tracestore_api.body import Admission, coding_of, decompress, read_body
@@ -46,40 +44,43 @@ from tracestore_api.response import StrictJSON
 
 _TAPES = 16
 """Sets of episodes that are held in memory."""
-if TYPE_CHECKING:
-    from tracestore_api.proxy.route import Proxy
-
-MODES = ("strict", "record-missing")
 _TOLD = 1_000
 """Calls that a status names."""
 _NO_RETRY = {"x-should-retry": "false"}
 """What the OpenAI and Anthropic clients obey: a second request would be answered as the first."""
 
 
+_FRESH_S = 1.0
+"""For how long what was read is taken to be what there is."""
+_NAMING = ("header", "path", "key", "body")
+"""Places that name an episode to be replayed."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A tape, and the state of the store that it is of."""
+
+    tape: Tape
+    snapshot: int
+    """Every event, deletion and redaction takes a position of its own."""
+    looked_at: float
+
+
 class Replay:
     """The recorded answers of a store."""
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        settings: Settings,
-        episodes: Sequence[str] = (),
-        proxy: Proxy | None = None,
-    ) -> None:
+    def __init__(self, store: Store, *, settings: Settings, episodes: Sequence[str] = ()) -> None:
         """
         Args:
             episodes: that answer a request which names none.
-            proxy: where a request goes that is not answered from here; None: it goes nowhere.
         """
         self._store = store
-        self._proxy = proxy
         self._episodes = tuple(episodes)
         self._admission = Admission(
             max_requests=settings.max_requests_in_hand, max_bytes=settings.max_bytes_in_hand
         )
         self._max_body_bytes = settings.max_body_bytes
-        self._tapes: Recent[tuple[str, tuple[str, ...]], Tape] = Recent(_TAPES)
+        self._tapes: Recent[tuple[str, tuple[str, ...]], _Held] = Recent(_TAPES)
         self._lock = threading.Lock()
         self._loading = CapacityLimiter(2)
 
@@ -108,23 +109,13 @@ class Replay:
             text = decompress(body, coding=coding, max_bytes=self._max_body_bytes, ticket=ticket)
             asked = _asked(address.path, text)
             state_body(address.names, asked.body.value())
-            episodes = self._named(address.names)
-            tape = await self._tape(project, episodes)
-            response = self._answered(tape, address.names, asked, scope)
-        if response is not None:
-            await response(scope, receive, send)
-            return
-        assert self._proxy is not None
-        admitted(scope, needs="write")
-        _place(address.names, tape, asked, episodes)
-        await self._proxy.pass_on(scope, _again(body, receive), send, project=project, address=address)
+            tape = await self._tape(project, self._named(address.names))
+            # A miss looks through all calls: not where other requests wait for the loop.
+            response = await to_thread.run_sync(self._answered, tape, address.names, asked, scope)
+        await response(scope, receive, send)
 
-    def _answered(self, tape: Tape, names: Names, asked: Asked, scope: Scope) -> Response | None:
-        """The response; None where the upstream is to give it."""
-        goes_on = self._goes_on(names)
-        run, live_after = names.get("run") or "", names.number("live-after")
-        if live_after is not None and tape.num_answered(run) >= live_after:
-            return None
+    def _answered(self, tape: Tape, names: Names, asked: Asked, scope: Scope) -> Response:
+        run = names.get("run") or ""
         retries = text_of(scope["headers"], "x-stainless-retry-count")
         try:
             played = tape.answer(
@@ -134,22 +125,15 @@ class Replay:
                 is_retry=retries is not None and retries.strip("0") != "",
             )
             return _response(played, asked)
-        except (NotRecorded, NotReplayable) as error:
-            if goes_on:
-                return None
+        except NotRecorded as error:
+            return problem_response(problem_of(error), headers=_NO_RETRY)
+        except NotReplayable as error:
+            tape.miss(run, error)
             return problem_response(problem_of(error), headers=_NO_RETRY)
 
-    def _goes_on(self, names: Names) -> bool:
-        """Whether a request that was never recorded goes to the upstream."""
-        mode = names.get("mode") or ("strict" if names.get("live-after") is None else "record-missing")
-        if mode not in MODES:
-            raise InvalidReplay(mode=mode, modes=list(MODES), hint="name one of the modes")
-        if mode != "strict" and self._proxy is None:
-            raise InvalidReplay(mode=mode, hint="start the server with --upstream URL, to which misses go")
-        return mode == "record-missing"
-
     def _named(self, names: Names) -> tuple[str, ...]:
-        episode = names.get("episode")
+        # A trace id, which any instrumented client sends, names no recording.
+        episode = names.get("episode") if names.places.get("episode") in _NAMING else None
         if episode is not None:
             return (episode,)
         if not self._episodes:
@@ -159,18 +143,24 @@ class Replay:
         return self._episodes
 
     async def _tape(self, project: str, episodes: tuple[str, ...]) -> Tape:
-        """The recorded calls of these episodes, loaded once."""
-        found = self._tapes.get((project, episodes))
-        if found is None:
-            found = await to_thread.run_sync(self._load, project, episodes, limiter=self._loading)
-        return found
+        """The recorded calls of these episodes, as the store has them now or had them a second ago."""
+        held = self._tapes.get((project, episodes))
+        if held is not None and time.monotonic() - held.looked_at < _FRESH_S:
+            return held.tape
+        return await to_thread.run_sync(self._load, project, episodes, limiter=self._loading)
 
     def _load(self, project: str, episodes: tuple[str, ...]) -> Tape:
         with self._lock:  # two first requests find one tape, with one place in it
-            tape = self._tapes.get((project, episodes))
-            if tape is None:
+            key, looked_at = (project, episodes), time.monotonic()
+            snapshot = self._store.snapshot(project)  # before the calls: what comes between is read again
+            held = self._tapes.get(key)
+            if held is None:
                 tape = Tape(self._calls(project, episodes))
-                self._tapes.put((project, episodes), tape)
+            else:
+                tape = held.tape
+                if held.snapshot != snapshot:
+                    tape.refresh(self._calls(project, episodes))
+            self._tapes.put(key, _Held(tape, snapshot, looked_at))
             return tape
 
     def _calls(self, project: str, episodes: Sequence[str]) -> list[Recorded]:
@@ -184,18 +174,17 @@ class Replay:
         unasked = [one.call.id for one in tape.unasked(run)]
         facts: dict[str, Any] = {"episodes": list(episodes), "run": run, "calls": len(tape.calls)}
         answered = {"answered": len(tape.calls) - len(unasked), "unasked": unasked[:_TOLD]}
+        answered |= {"num_unasked": len(unasked)}
         return StrictJSON(facts | answered | {"missed": tape.missed(run)})
 
     async def _rewind(self, request: Request) -> Response:
-        """Let a run begin again, with what was recorded until now."""
-        project, episodes, run = self._wanted(request)
-        tape = await self._tape(project, episodes)
-        calls = await to_thread.run_sync(self._calls, project, episodes, limiter=self._loading)
-        tape.rewind(run, calls)
+        """Let a run begin again."""
+        project, episodes, run = self._wanted(request, needs="write")
+        (await self._tape(project, episodes)).rewind(run)
         return Response(status_code=204)
 
-    def _wanted(self, request: Request) -> tuple[str, tuple[str, ...], str]:
-        project = admitted(request.scope, needs="read")
+    def _wanted(self, request: Request, *, needs: Right = "read") -> tuple[str, tuple[str, ...], str]:
+        project = admitted(request.scope, needs=needs)
         named = request.query_params.getlist("episode")
         if not named and not self._episodes:
             raise InvalidReplay(hint="name the episode: ?episode=ID")
@@ -210,25 +199,6 @@ class _Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._replay.serve(scope, receive, send)
-
-
-def _place(names: Names, tape: Tape, asked: Asked, episodes: Sequence[str]) -> None:
-    """Where a call belongs that is recorded now: the episode, and the agent whose context is the nearest."""
-    near = tape.nearest(asked)
-    stated = [("episode", episodes[0] if near is None else near[0].episode_id)]
-    if near is not None and names.get("agent") is None and names.get("agent-name") is None:
-        stated.append(("agent", near[0].call.agent_id))
-    names.state(stated, place="replay")
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """A body that was read, to be read once more; after it what the connection says."""
-    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-    async def read() -> Message:
-        return next(messages, None) or await receive()
-
-    return read
 
 
 def _asked(path: str, text: bytes) -> Asked:

@@ -37,7 +37,7 @@ def test_two_calls_are_shown_where_they_differ(database: str, capsys: pytest.Cap
 
 def test_equal_episodes_are_equal(database: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "--db", database, "e", "e"]) == 0
-    assert capsys.readouterr().out == "equal: requests, answers and tokens\n"
+    assert capsys.readouterr().out == "equal: requests, outcomes, answers and token ids\n"
 
 
 @pytest.mark.parametrize(

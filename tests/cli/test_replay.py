@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.proxy import dialects as d
-from tests.factories import posted
+from tests.factories import episode, posted
 from tests.replay.conversations import events_of
 from tracestore.cli.main import main
 from tracestore.store.store import Store
@@ -35,7 +35,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
             events = events_of(
                 "openai_chat", request, d.chat(question[:-1]), call_id=f"c{place}", ordinal=place
             )
-            store.ingest("tau", [posted(event) for event in events])
+            store.ingest("tau", [posted(event) for event in (episode("e"), *events)])
     return url
 
 
@@ -65,6 +65,14 @@ def test_one_that_has_changed_is_told_where(
     assert "messages[0].content, byte 0" not in out  # "two?" and "ten?" begin alike
     assert "messages[0].content, byte 1" in out
     assert "never asked: c1 (1 in all)" in out
+
+
+def test_an_episode_that_is_not_there_is_told_before_anything_runs(
+    database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["replay", "--db", database, "--project", "tau", "--episode", "none", "--check", "false"]
+    assert main(argv) == 1
+    assert "tracestore show" in capsys.readouterr().err
 
 
 def test_an_episode_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tests.factories import answer, call
@@ -24,6 +25,12 @@ def calls_of(*events: Any) -> list[Recorded]:
 def test_equal_calls_do_not_differ() -> None:
     [one], [other] = calls_of(asked("a", "b")), calls_of(asked("a", "b", id="c9"))
     assert list(of_calls(one, other)) == []
+
+
+def test_calls_that_ended_in_different_ways_differ() -> None:
+    [one] = calls_of(asked("a", "b"))
+    other = replace(one, call=one.call.model_copy(update={"status": "aborted"}))
+    assert [(one.what, one.difference.path) for one in of_calls(one, other)] == [("outcome", "status")]
 
 
 def test_what_was_asked_read_and_said_is_told_apart() -> None:

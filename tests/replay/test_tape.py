@@ -98,7 +98,8 @@ def test_runs_have_places_of_their_own_and_one_may_begin_again() -> None:
         assert tape.answer(asked(chat("x")), run=run).recorded.call.id == "c0"
     assert [one.call.id for one in tape.unasked("other")] == ["c1"]
     more = calls(("a", "x", "1"), ("a", "y", "2"), ("a", "x", "3"))
-    tape.rewind("other", more.calls)
+    tape.refresh(more.calls)
+    tape.rewind("other")
     assert tape.answer(asked(chat("x")), run="other").occurrence == 0
     # The run that went on has used the first answer, and knows the new one.
     assert tape.answer(asked(chat("x"))).recorded.call.id == "c2"

@@ -24,7 +24,7 @@ def graphs() -> list[Graph]:
     return graphs_of(scripted_events("compaction"))
 
 
-def test_each_accepted_compaction_begins_a_sample_and_the_others_begin_none(row: Row) -> None:
+def test_each_accepted_compaction_begins_a_sample_and_what_came_to_nothing_a_fork(row: Row) -> None:
     causes: dict[str, list[str]] = {episode.episode_id: [] for episode in row.episodes}
     for sample in row.samples:
         causes[row.episodes[sample.episode].episode_id].append(sample.cause)

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             print_json_line(asdict(differing))
         print_json_line({"equal": not found, "differences": len(found)})
     elif not found:
-        print_line("equal: requests, answers and tokens")
+        print_line("equal: requests, outcomes, answers and token ids")
     else:
         _print(found)
     return 1 if found else 0

@@ -16,14 +16,17 @@ from typing import Any
 from tracestore.cli.common import (
     DEFAULT_PROJECT,
     Subparsers,
+    UsageError,
     add_store_flags,
     extra,
     note,
+    opened_store,
     print_json_line,
     print_line,
     verb_parser,
     whole_number,
 )
+from tracestore.cli.show import NothingRecorded, is_episode
 from tracestore.errors import TracestoreError
 
 SHOWN = 10
@@ -64,6 +67,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    _require(args)
     if args.check is not None:
         return _check(args)
     with extra("serve"):
@@ -81,6 +85,23 @@ def run(args: argparse.Namespace) -> int:
 
     serve(args.db, port=args.port, replayed=tuple(args.episode), on_ready=on_ready)
     return 0
+
+
+def _require(args: argparse.Namespace) -> None:
+    """Whether the episodes are there, and a server can be asked without a key."""
+    from tracestore.store.keys import has_keys
+
+    with opened_store(args, create=False) as store, store.engine.connect() as connection:
+        missing = [one for one in args.episode if not is_episode(connection, args.project, one)]
+        if missing:
+            raise NothingRecorded(
+                id=missing[0], project=args.project, hint="`tracestore show` lists episodes"
+            )
+        if has_keys(connection):
+            raise UsageError(
+                hint="this store has API keys: use `tracestore serve`, with base_url ="
+                " http://HOST/replay/episode=ID/v1 and a key that may read as the client's API key"
+            )
 
 
 def _environment(url: str, project: str) -> dict[str, str]:
@@ -128,7 +149,7 @@ def _print(facts: dict[str, Any]) -> None:
             print_line(f"    recorded             {difference['recorded']}")
             print_line(f"    asked                {difference['asked']}")
     if facts["unasked"]:
-        print_line(f"never asked: {', '.join(facts['unasked'][:SHOWN])} ({len(facts['unasked'])} in all)")
+        print_line(f"never asked: {', '.join(facts['unasked'][:SHOWN])} ({facts['num_unasked']} in all)")
     if facts["exit_code"]:
         print_line(f"the command ended with exit code {facts['exit_code']}")
 

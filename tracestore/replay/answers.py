@@ -86,8 +86,9 @@ def recorded_events(call: Call) -> list[dict[str, Any]]:
     http = meta.get("http") if isinstance(meta, dict) else None
     rest = http.get("response") if isinstance(http, dict) else None
     events = rest.get("events") if isinstance(rest, dict) else None
-    is_kept = isinstance(events, list) and all(isinstance(one, dict) and "type" in one for one in events)
-    return events if is_kept and call.dialect == "openai_responses" else []
+    if call.dialect != "openai_responses" or not isinstance(events, list):
+        return []
+    return events if all(isinstance(one, dict) and "type" in one for one in events) else []
 
 
 def _unsaid(call: Call) -> dict[str, Any]:

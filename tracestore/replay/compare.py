@@ -10,6 +10,7 @@ from typing import Any
 from tracestore.replay.differences import Difference, first_difference, shared
 from tracestore.replay.tape import Recorded, difference
 from tracestore.wire.arrays import TokenIds
+from tracestore.wire.completion import CompletionFields
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Differing:
     """One thing in which two calls differ."""
 
     what: str
-    """request, answer 0, prompt tokens, tokens of answer 0, calls."""
+    """dialect, request, prompt tokens, outcome, answer 0, tokens of answer 0, calls."""
     calls: tuple[str | None, str | None]
     """Ids; None where a recording has no such call."""
     difference: Difference
@@ -35,13 +36,17 @@ def of_calls(one: Recorded, other: Recorded) -> Iterator[Differing]:
     read = _of_ids(one.call.prompt_token_ids, other.call.prompt_token_ids)
     if read is not None:
         yield Differing("prompt tokens", calls, read)
+    ended = first_difference(_outcome(one), _outcome(other))
+    if ended is not None:
+        yield Differing("outcome", calls, ended)
     for index in range(max(len(one.completions), len(other.completions))):
-        sides = [side[index] if index < len(side) else None for side in (one.completions, other.completions)]
-        said = [None if one is None or one.message is None else one.message.value() for one in sides]
-        found = first_difference(*said)
+        left, right = (
+            side[index] if index < len(side) else None for side in (one.completions, other.completions)
+        )
+        found = first_difference(_said(left), _said(right))
         if found is not None:
             yield Differing(f"answer {index}", calls, found)
-        sampled = _of_ids(*(None if side is None else side.token_ids for side in sides))
+        sampled = _of_ids(*(None if side is None else side.token_ids for side in (left, right)))
         if sampled is not None:
             yield Differing(f"tokens of answer {index}", calls, sampled)
 
@@ -62,6 +67,20 @@ def of_episodes(one: Sequence[Recorded], other: Sequence[Recorded]) -> Iterator[
                 yield Differing("calls", (ids[0], ids[1]), Difference(at, None, shown[0], shown[1]))
                 break
             yield from of_calls(left[place], right[place])
+
+
+def _outcome(one: Recorded) -> dict[str, Any]:
+    """How a call ended."""
+    error = one.call.error
+    return {
+        "status": one.call.status,
+        "error": None if error is None else {"type": error.type, "message": error.message},
+        "finish_reason": [answer.finish_reason for answer in one.completions],
+    }
+
+
+def _said(answer: CompletionFields | None) -> Any:
+    return None if answer is None or answer.message is None else answer.message.value()
 
 
 def _by_agent(calls: Sequence[Recorded]) -> dict[str, list[Recorded]]:

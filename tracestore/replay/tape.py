@@ -119,9 +119,7 @@ class Tape:
             index = self._first_unused(place, asked.key, agent, calls)
             if index == len(calls):
                 error = self._missing(asked, agent, calls)
-                if len(place.missed) < MAX_MISSED:
-                    told = {name: value for name, value in error.values.items() if value is not None}
-                    place.missed.append({"after": len(place.used), **told, "hint": error.hint})
+                self._miss(place, error)
                 raise error
             found = calls[index]
             place.used.add(found.call.id)
@@ -133,19 +131,30 @@ class Tape:
             place.last[asked.key, agent] = played
             return played
 
-    def rewind(self, run: str, calls: Iterable[Recorded]) -> None:
-        """Let a run begin again, with what is recorded now; the other runs go on where they stand."""
+    def rewind(self, run: str = "") -> None:
+        """Let a run begin again."""
+        with self._lock:
+            self._runs.pop(run, None)
+
+    def refresh(self, calls: Iterable[Recorded]) -> None:
+        """Know what is recorded now, and nothing that is gone; runs go on where they stand."""
         known = tuple(calls)
         with self._lock:
             self._take(known)
-            self._runs.pop(run, None)
-            for other in self._runs.values():
-                other.first_unused.clear()
+            for run in self._runs.values():
+                run.first_unused.clear()
+                run.last.clear()
 
-    def num_answered(self, run: str = "") -> int:
-        """How many calls a run has been answered."""
+    def miss(self, run: str, error: TracestoreError) -> None:
+        """Count what a run asked and was not given."""
         with self._lock:
-            return len(self._runs[run].used) if run in self._runs else 0
+            self._miss(self._run(run), error)
+
+    @staticmethod
+    def _miss(run: _Run, error: TracestoreError) -> None:
+        if len(run.missed) < MAX_MISSED:
+            told = {name: value for name, value in error.values.items() if value is not None}
+            run.missed.append({"after": len(run.used), **told, "hint": error.hint})
 
     def unasked(self, run: str = "") -> list[Recorded]:
         """The calls that a run has not asked for."""

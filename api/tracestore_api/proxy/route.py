@@ -102,12 +102,6 @@ class Proxy:
         """Pass one request on, and its response back."""
         project = admitted(scope, needs="write")
         address = address_of(scope["path"], scope["headers"])
-        await self.pass_on(scope, receive, send, project=project, address=address)
-
-    async def pass_on(
-        self, scope: Scope, receive: Receive, send: Send, *, project: str, address: Address
-    ) -> None:
-        """The same for a request that somebody else has taken apart."""
         self._num_passing[project] += 1
         try:
             await self._pass(scope, receive, send, project=project, address=address)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.api.proxy import dialects as d
 from tests.api.proxy.scripted import Running, Said, Upstream, sse
+from tracestore_api import replay
 
 CHAT: dict[str, Any] = {"model": "m-1", "messages": [d.QUESTION], "temperature": 0.5}
 MESSAGES: dict[str, Any] = {"model": "claude", "max_tokens": 9, "messages": [d.QUESTION]}
@@ -197,68 +198,29 @@ def test_what_cannot_be_replayed_says_what_can(
     assert hint in answer.text
 
 
-def turn(*texts: str) -> dict[str, Any]:
-    """A request whose context are these messages, asked and answered in turn."""
-    roles = ("user", "assistant")
-    return CHAT | {
-        "messages": [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
-    }
-
-
-def recorded_chain(proxy: Running, upstream: Upstream) -> None:
-    """Two turns of one conversation."""
+def test_what_was_deleted_since_is_answered_no_more(
+    proxy: Running, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_FRESH_S", 0.0)
     upstream.says(Said(d.chat("eins")), Said(d.chat("zwei")))
     with openai.OpenAI(base_url=f"{recording(proxy)}/v1", api_key="sk-1") as client:
-        client.chat.completions.create(**turn("a"))
-        client.chat.completions.create(**turn("a", "eins", "b"))
-    proxy.settle()
-
-
-def test_what_was_never_recorded_is_asked_and_becomes_a_branch_of_the_episode(
-    proxy: Running, upstream: Upstream
-) -> None:
-    recorded_chain(proxy, upstream)
-    upstream.says(Said(d.chat("anders")))
-    url = f"{replaying(proxy, mode='record-missing')}/v1"
-    with openai.OpenAI(base_url=url, api_key="sk-1") as client:
-        told = [
-            client.chat.completions.create(**turn(*texts)).choices[0].message.content
-            for texts in (("a",), ("a", "eins", "c"))
-        ]
-    assert told == ["eins", "anders"]
-    assert len(upstream.seen) == 3
-    proxy.settle()
-    graph = proxy.store.load_graph("default", "e")
-    first, second, fork = sorted(graph.calls.values(), key=lambda call: call.started_at or 0)
-    assert {graph.links[one.id].parent for one in (second, fork)} == {(first.id, 0)}
-    assert fork.agent_id == first.agent_id
-    with openai.OpenAI(base_url=f"{replaying(proxy)}/v1", api_key="sk-1") as client:
-        again = {"episode": "e"}
-        assert httpx.delete(proxy.url.replace("/proxy", "/replay"), params=again).status_code == 204
-        answer = client.chat.completions.create(**turn("a", "eins", "c"))
-        assert answer.choices[0].message.content == "anders"
-    # The prefix is there once: a and eins, then b, zwei and c, anders.
-    assert len(graph.nodes) == 6
-
-
-def test_a_run_goes_live_after_so_many_calls(proxy: Running, upstream: Upstream) -> None:
-    recorded_chain(proxy, upstream)
-    upstream.says(Said(d.chat("neu")))
-    with openai.OpenAI(base_url=f"{replaying(proxy, live_after='1')}/v1", api_key="sk-1") as client:
-        told = [
-            client.chat.completions.create(**turn(*texts)).choices[0].message.content
-            for texts in (("a",), ("a", "eins", "b"))
-        ]
-    assert told == ["eins", "neu"]
-    proxy.settle()
-    assert len(proxy.store.load_graph("default", "e").calls) == 3
-
-
-def test_a_mode_that_there_is_not_is_refused(proxy: Running, upstream: Upstream) -> None:
-    upstream.says(Said(d.chat("eins")))
-    with openai.OpenAI(base_url=f"{recording(proxy)}/v1", api_key="sk-1") as client:
         client.chat.completions.create(**CHAT)
-    proxy.settle()
-    answer = httpx.post(f"{replaying(proxy, mode='guess')}/v1/chat/completions", json=CHAT)
-    assert answer.status_code == 400
-    assert answer.json()["modes"] == ["strict", "record-missing"]
+        proxy.settle()
+        with httpx.Client(base_url=proxy.url.removesuffix("/proxy")) as plain:
+
+            def asked() -> int:
+                return plain.post("/replay/episode=e/v1/chat/completions", json=CHAT).status_code
+
+            assert [asked(), asked()] == [200, 409]
+            client.chat.completions.create(**CHAT)
+            proxy.settle()
+            assert asked() == 200  # what was recorded meanwhile is known
+            assert plain.delete("/v1/episodes/e").status_code == 202
+            assert plain.delete("/replay", params={"episode": "e"}).status_code in (204, 404, 410)
+            assert asked() in (404, 410)
+
+
+def test_a_trace_of_an_instrumented_client_names_no_recording(proxy: Running, upstream: Upstream) -> None:
+    headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+    url = proxy.url.removesuffix("/proxy") + "/replay/v1/chat/completions"
+    assert "name the episode" in httpx.post(url, json=CHAT, headers=headers).text
