@@ -78,6 +78,16 @@ def test_the_same_is_kept_once_and_anything_else_is_a_version_of_its_own(store: 
     assert verify(store, "p").problems == ()
 
 
+def test_other_numbers_of_the_same_rule_are_a_version_of_their_own(store: Store) -> None:
+    two_episodes(store)
+    assert keep(store, "p", rule(), BOTH).version == 1
+    other = [dataclasses.replace(BOTH[0], advantage_mean=0.25), BOTH[1]]
+    assert keep(store, "p", rule(), other) == Kept(version=2, branches=2, gone=0)
+    assert keep(store, "p", rule(), other) == Kept(version=2, branches=0, gone=0)
+    # The latest word holds: the first numbers again are said after it.
+    assert keep(store, "p", rule(), BOTH).version == 3
+
+
 def test_a_deleted_episode_takes_its_credit_with_it_and_names_the_export(store: Store) -> None:
     two_episodes(store)
     keep(store, "p", rule(), BOTH)

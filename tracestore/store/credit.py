@@ -1,8 +1,9 @@
 """What a credit rule gave the branches of an export -> rows that analysts read as the view `credit`.
 
 All that one rule gave at one step is a version: a whole number that counts up in the project, so that the
-latest word on a branch is the one of the highest version. To keep the same again stores nothing. It takes no
-commit position: nothing of the traces is another than before.
+latest word on a branch is the one of the highest version. To keep the same again stores nothing; where the
+same rule gives other numbers (its code has changed, an episode was brought back), it is another version. It
+takes no commit position: nothing of the traces is another than before.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from tracestore.errors import TracestoreError
 from tracestore.store import tables as t
@@ -23,6 +24,11 @@ from tracestore.store.store import Store
 from tracestore.store.tombstones import require_not_deleted
 
 _AT_ONCE = 5_000
+_SAID = (
+    *("sample_id", "cause", "reward", "advantage_min", "advantage_mean", "advantage_max"),
+    *("tokens", "notes"),
+)
+"""What is said of a branch, under the same name in its row."""
 
 
 class OtherStore(TracestoreError):
@@ -108,7 +114,7 @@ def keep(store: Store, project: str, rule: Rule, given: Sequence[Given]) -> Kept
         before = connection.execute(select(func.max(c.version)).where(*same)).scalar()
         episodes = _keys(connection, project_id, {one.episode_id for one in given})
         there = [one for one in given if one.episode_id in episodes]
-        if before is not None:
+        if before is not None and _stands(connection, [here, c.version == before], there):
             return Kept(int(before), 0, len(given) - len(there))
         if given and not there:
             raise OtherStore(
@@ -132,6 +138,13 @@ def keep(store: Store, project: str, rule: Rule, given: Sequence[Given]) -> Kept
         this = t.project.update().where(p.project_id == project_id)
         connection.execute(this.values(next_key=key + len(there)))
     return Kept(version, len(there), len(given) - len(there))
+
+
+def _stands(connection: Connection, version: Sequence[ColumnElement[bool]], given: Iterable[Given]) -> bool:
+    """Whether a version says the same of the same branches."""
+    columns = [t.branch_credit.c[name] for name in _SAID]
+    kept = {tuple(row) for row in connection.execute(select(*columns).where(*version))}
+    return kept == {tuple(getattr(one, name) for name in _SAID) for one in given}
 
 
 def _keys(connection: Connection, project_id: int, ids: Iterable[str]) -> dict[str, int]:
