@@ -143,7 +143,7 @@ def right_of(door: Door) -> Right | None:
         return None
     if door in FOR_ADMINS:
         return "admin"
-    if door == ("POST", "/v1/sql"):
+    if door in (("POST", "/v1/sql"), ("POST", "/replay/{path}")):
         return "read"
     return "read" if door[0] == "GET" and not door[1].startswith("/proxy/") else "write"
 

@@ -54,7 +54,7 @@ SURFACE = {
     },
     "convert": {"export", "--to", "--out", "--advantages", "--reward-term", "--json"},
     "replay": {"--check", "--db", "--episode", "--json", "--port", "--project"},
-    "credit": {"export", "--rule", "--reward-term", "--step", "--out", "--json"},
+    "credit": {"export", "--rule", "--reward-term", "--step", "--out", "--db", "--json"},
     "train": {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),
         *("--max-tokens", "--micro-batch-tokens", "--seed", "--run", "--out", "--db", "--json"),

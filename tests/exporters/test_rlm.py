@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ def plain(value: Any) -> Any:
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.parent.name)
 def test_our_own_traces_come_back_from_a_log(path: Path) -> None:
     for graph in read_paths(path).graphs.values():
-        assert not assert_round_trip(graph).lost
+        # A log names payloads by their hash; their bytes lie in the store.
+        assert +assert_round_trip(graph).lost == +Counter({"payload of a blob": len(graph.blobs)})
 
 
 @pytest.mark.parametrize("name", LOGS)
