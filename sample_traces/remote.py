@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from sample_traces.sampler import LogprobsAre, Sampled
+from sample_traces.sampler import LogprobsAre, Sampled, Tokens
 from tracestore.errors import TracestoreError
 
 _TIMEOUT_S = 600.0
@@ -29,7 +29,7 @@ class TemplateUnknown(TracestoreError):
     """The tokenizer's chat template is none of those that these harnesses can extend."""
 
 
-class RemoteSampler:
+class RemoteSampler(Tokens):
     """A model on a server; its tokenizer here.
 
     Args:
@@ -42,25 +42,14 @@ class RemoteSampler:
     def __init__(self, url: str, *, model: str, tokenizer: str, version: int = 0) -> None:
         from transformers import AutoTokenizer
 
+        super().__init__(AutoTokenizer.from_pretrained(tokenizer))
         self._url = url.rstrip("/") + "/completions"
         self.model_name = model
         self.policy = {"name": model, "version": version}
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer)
         (self.stop,) = self.encode("<|im_end|>")[:1]
         asked = self.tokenizer.decode(self.render([{"role": "user", "content": "?"}]))
         if not asked.endswith(_CHATML):
             raise TemplateUnknown(ends_with=asked[-40:], hint="name a model with a ChatML template")
-
-    def render(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        return list(
-            self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        )
-
-    def encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids)))
 
     def sample(
         self,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import quote
 
-from sample_traces.sampler import LogprobsAre, Sampled, SmolLM2
+from sample_traces.sampler import InPlaceOf, LogprobsAre, Sampled, SmolLM2
 from tracestore.errors import TracestoreError
 
 
@@ -21,7 +21,7 @@ class Diverged(TracestoreError):
     """The harness asks what was not recorded."""
 
 
-class ReplayedSampler:
+class ReplayedSampler(InPlaceOf):
     """Speaks as the recorded policy did; the tokenizer is SmolLM2's.
 
     Args:
@@ -30,21 +30,9 @@ class ReplayedSampler:
     """
 
     def __init__(self, base: SmolLM2, url: str, *, project: str, episode: str) -> None:
-        self._base = base
+        super().__init__(base)
         self._url = f"{url}/replay/episode={quote(episode, safe='')}"
         self._headers = {"Content-Type": "application/json", "X-Tracestore-Project": project}
-        self.stop = base.stop
-        self.model_name = base.model_name
-        self.policy = base.policy
-
-    def render(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        return self._base.render(messages)
-
-    def encode(self, text: str) -> list[int]:
-        return self._base.encode(text)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._base.decode(ids)
 
     def sample(
         self,

@@ -89,25 +89,11 @@ class Sampler(Protocol):
         """
 
 
-class SmolLM2:
-    """The model and its tokenizer, loaded once for all samplers of a process."""
+class Tokens:
+    """Text and ids of a policy, by its tokenizer of transformers."""
 
-    model_name = smollm2.MODEL_NAME
-
-    def __init__(self) -> None:
-        smollm2.model_path(print)
-        self.tokenizer = smollm2.load_tokenizer()
-        self.stop = int(self.tokenizer.eos_token_id)
-        self._read: dict[str, tuple[list[int], Any]] = {}
-
-    @cached_property
-    def model(self) -> Any:
-        """Its weights, read when something is computed: a harness may need the tokenizer alone."""
-        return smollm2.load_model()
-
-    @property
-    def policy(self) -> dict[str, Any]:
-        return {"name": self.model_name, "version": 0}
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
 
     def render(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         return list(
@@ -119,6 +105,27 @@ class SmolLM2:
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids)))
+
+
+class SmolLM2(Tokens):
+    """The model and its tokenizer, loaded once for all samplers of a process."""
+
+    model_name = smollm2.MODEL_NAME
+
+    def __init__(self) -> None:
+        smollm2.model_path(print)
+        super().__init__(smollm2.load_tokenizer())
+        self.stop = int(self.tokenizer.eos_token_id)
+        self._read: dict[str, tuple[list[int], Any]] = {}
+
+    @cached_property
+    def model(self) -> Any:
+        """Its weights, read when something is computed: a harness may need the tokenizer alone."""
+        return smollm2.load_model()
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        return {"name": self.model_name, "version": 0}
 
     @torch.no_grad()
     def logits(self, prompt: Sequence[int], ids: Sequence[int], *, reader: str) -> torch.Tensor:
@@ -184,7 +191,17 @@ class LocalSampler(SmolLM2):
         )
 
 
-class ScriptedSampler:
+class InPlaceOf(Tokens):
+    """Speaks as a model would whose tokenizer, name and policy it has."""
+
+    def __init__(self, base: SmolLM2) -> None:
+        super().__init__(base.tokenizer)
+        self.stop = base.stop
+        self.model_name = base.model_name
+        self.policy = base.policy
+
+
+class ScriptedSampler(InPlaceOf):
     """Says the lines of a script; their ids and logprobs are the model's own.
 
     What a small model would not come to by itself can be recorded this way, with logprobs that one forward
@@ -192,21 +209,10 @@ class ScriptedSampler:
     """
 
     def __init__(self, base: SmolLM2, script: Script) -> None:
+        super().__init__(base)
         self._base = base
         self._script = script
         self._said: dict[str, int] = defaultdict(int)
-        self.stop = base.stop
-        self.model_name = base.model_name
-        self.policy = base.policy
-
-    def render(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        return self._base.render(messages)
-
-    def encode(self, text: str) -> list[int]:
-        return self._base.encode(text)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._base.decode(ids)
 
     def sample(
         self,

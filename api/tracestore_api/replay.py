@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -48,8 +48,6 @@ _TOLD = 1_000
 """Calls that a status names."""
 _NO_RETRY = {"x-should-retry": "false"}
 """What the OpenAI and Anthropic clients obey: a second request would be answered as the first."""
-
-
 _FRESH_S = 1.0
 """For how long what was read is taken to be what there is."""
 _NAMING = ("header", "path", "key", "body")
@@ -82,7 +80,8 @@ class Replay:
         self._max_body_bytes = settings.max_body_bytes
         self._tapes: Recent[tuple[str, tuple[str, ...]], _Held] = Recent(_TAPES)
         self._lock = threading.Lock()
-        self._loading = CapacityLimiter(2)
+        """Of `_tapes`."""
+        self._loading = threading.Lock()
 
     def routes(self) -> list[Route]:
         """Its routes in an app."""
@@ -109,12 +108,12 @@ class Replay:
             text = decompress(body, coding=coding, max_bytes=self._max_body_bytes, ticket=ticket)
             asked = _asked(address.path, text)
             state_body(address.names, asked.body.value())
-            tape = await self._tape(project, self._named(address.names))
-            # A miss looks through all calls: not where other requests wait for the loop.
-            response = await to_thread.run_sync(self._answered, tape, address.names, asked, scope)
+            # Reading a recording takes time, and a miss looks through all of it: not on the loop.
+            response = await to_thread.run_sync(self._answered, project, address.names, asked, scope)
         await response(scope, receive, send)
 
-    def _answered(self, tape: Tape, names: Names, asked: Asked, scope: Scope) -> Response:
+    def _answered(self, project: str, names: Names, asked: Asked, scope: Scope) -> Response:
+        tape = self._tape(project, self._named(names))
         run = names.get("run") or ""
         retries = text_of(scope["headers"], "x-stainless-retry-count")
         try:
@@ -142,26 +141,33 @@ class Replay:
             )
         return self._episodes
 
-    async def _tape(self, project: str, episodes: tuple[str, ...]) -> Tape:
+    def _tape(self, project: str, episodes: tuple[str, ...]) -> Tape:
         """The recorded calls of these episodes, as the store has them now or had them a second ago."""
-        held = self._tapes.get((project, episodes))
-        if held is not None and time.monotonic() - held.looked_at < _FRESH_S:
-            return held.tape
-        return await to_thread.run_sync(self._load, project, episodes, limiter=self._loading)
+        key = (project, episodes)
+        held = self._held(key)
+        if held is None or time.monotonic() - held.looked_at >= _FRESH_S:
+            with self._loading:  # two first requests find one tape, with one place in it
+                held = self._looked(key, self._held(key))
+        return held.tape
 
-    def _load(self, project: str, episodes: tuple[str, ...]) -> Tape:
-        with self._lock:  # two first requests find one tape, with one place in it
-            key, looked_at = (project, episodes), time.monotonic()
-            snapshot = self._store.snapshot(project)  # before the calls: what comes between is read again
-            held = self._tapes.get(key)
-            if held is None:
-                tape = Tape(self._calls(project, episodes))
-            else:
-                tape = held.tape
-                if held.snapshot != snapshot:
-                    tape.refresh(self._calls(project, episodes))
-            self._tapes.put(key, _Held(tape, snapshot, looked_at))
-            return tape
+    def _held(self, key: tuple[str, tuple[str, ...]]) -> _Held | None:
+        with self._lock:
+            return self._tapes.get(key)
+
+    def _looked(self, key: tuple[str, tuple[str, ...]], held: _Held | None) -> _Held:
+        """What the store has now, in the tape that is held."""
+        looked_at = time.monotonic()
+        snapshot = self._store.snapshot(key[0])  # before the calls: what comes between is read again
+        if held is None:
+            tape = Tape(self._calls(*key))
+        else:
+            tape = held.tape
+            if held.snapshot != snapshot:
+                tape.refresh(self._calls(*key))
+        found = _Held(tape, snapshot, looked_at)
+        with self._lock:
+            self._tapes.put(key, found)
+        return found
 
     def _calls(self, project: str, episodes: Sequence[str]) -> list[Recorded]:
         events = (self._store.load(project, episode) for episode in episodes)
@@ -170,7 +176,7 @@ class Replay:
     async def _status(self, request: Request) -> Response:
         """What a run has not asked for yet."""
         project, episodes, run = self._wanted(request)
-        tape = await self._tape(project, episodes)
+        tape = await to_thread.run_sync(self._tape, project, episodes)
         unasked = [one.call.id for one in tape.unasked(run)]
         facts: dict[str, Any] = {"episodes": list(episodes), "run": run, "calls": len(tape.calls)}
         answered = {"answered": len(tape.calls) - len(unasked), "unasked": unasked[:_TOLD]}
@@ -180,7 +186,7 @@ class Replay:
     async def _rewind(self, request: Request) -> Response:
         """Let a run begin again."""
         project, episodes, run = self._wanted(request, needs="write")
-        (await self._tape(project, episodes)).rewind(run)
+        (await to_thread.run_sync(self._tape, project, episodes)).rewind(run)
         return Response(status_code=204)
 
     def _wanted(self, request: Request, *, needs: Right = "read") -> tuple[str, tuple[str, ...], str]:

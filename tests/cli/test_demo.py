@@ -7,6 +7,7 @@ import pytest
 from tests.fixtures import REPO
 from tracestore.cli import demo
 from tracestore.cli.main import main
+from tracestore.cli.serving import ServerDown
 
 
 def test_it_runs_on_the_traces_of_the_repository() -> None:
@@ -35,5 +36,5 @@ def test_without_traces_it_says_where_they_are(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_server_that_cannot_start_is_an_error_and_not_a_hang(tmp_path: Path) -> None:
-    with pytest.raises(demo.ServerDown), demo.loopback_server(tmp_path / "no" / "such" / "folder.db"):
+    with pytest.raises(ServerDown), demo.loopback_server(tmp_path / "no" / "such" / "folder.db"):
         pass

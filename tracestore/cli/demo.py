@@ -8,11 +8,9 @@ logprob recomputed with the model that sampled it, and three steps.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +30,7 @@ from tracestore.cli.common import (
     store_at,
     verb_parser,
 )
+from tracestore.cli.serving import serving
 from tracestore.errors import TracestoreError
 
 if TYPE_CHECKING:
@@ -66,10 +65,6 @@ QUESTIONS = (
 
 class TracesMissing(TracestoreError):
     """The sample traces are not there."""
-
-
-class ServerDown(TracestoreError):
-    """The server did not start."""
 
 
 class DemoFailed(TracestoreError):
@@ -155,29 +150,9 @@ def _traces(folder: Path | None) -> list[Path]:
     return found
 
 
-@contextmanager
-def loopback_server(database: Path) -> Iterator[str]:
-    """`tracestore serve` on a SQLite file and a free port, in a process of its own. Yields its URL.
-
-    Raises:
-        ServerDown: with what it said.
-    """
-    command = [sys.executable, "-m", "tracestore.cli.main", "serve", "--json", "--port", "0"]
-    with subprocess.Popen(
-        [*command, "--db", f"sqlite:///{database}"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            if not line:
-                raise ServerDown(exit_code=process.wait(), hint="its own message stands above")
-            yield json.loads(line)["url"]
-        finally:
-            process.terminate()
-            process.wait()
+def loopback_server(database: Path) -> AbstractContextManager[str]:
+    """`tracestore serve` on a SQLite file and a free port, as `serving`."""
+    return serving(["serve", "--port", "0", "--db", f"sqlite:///{database}"])
 
 
 @dataclass

@@ -9,8 +9,7 @@ import subprocess
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tracestore.cli.common import (
@@ -26,15 +25,11 @@ from tracestore.cli.common import (
     verb_parser,
     whole_number,
 )
+from tracestore.cli.serving import serving
 from tracestore.cli.show import NothingRecorded, is_episode
-from tracestore.errors import TracestoreError
 
 SHOWN = 10
 """Differences that a check prints."""
-
-
-class ReplayDown(TracestoreError):
-    """The replay server did not start."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -154,19 +149,7 @@ def _print(facts: dict[str, Any]) -> None:
         print_line(f"the command ended with exit code {facts['exit_code']}")
 
 
-@contextmanager
-def _server(args: argparse.Namespace) -> Iterator[str]:
-    """This verb as a server, in a process of its own."""
+def _server(args: argparse.Namespace) -> AbstractContextManager[str]:
+    """This verb as a server."""
     words = ["--db", args.db, "--project", args.project, "--port", str(args.port)]
-    words += [word for one in args.episode for word in ("--episode", one)]
-    command = [sys.executable, "-m", "tracestore.cli.main", "replay", "--json", *words]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            if not line:
-                raise ReplayDown(exit_code=process.wait(), hint="its own message stands above")
-            yield json.loads(line)["url"]
-        finally:
-            process.terminate()
-            process.wait()
+    return serving(["replay", *words, *(word for one in args.episode for word in ("--episode", one))])

@@ -36,10 +36,10 @@ def body_of(recorded: Recorded) -> dict[str, Any]:
         raise NotReplayable(
             call_id=call.id, hint="its stream broke off: what had come is in the store, a whole answer is not"
         )
-    said = _said(call)
+    rest = _rest(call)
     return {
         **_BODIES[call.dialect](call, completions),
-        **(_unsaid(call) if said is None else said),
+        **(_unsaid(call) if rest is None else _said(rest)),
     }
 
 
@@ -66,27 +66,27 @@ def encoded(body: Any) -> bytes:
     return json.dumps(body).encode("ascii")
 
 
-def _said(call: Call) -> dict[str, Any] | None:
-    """What a recorded response said beside what the call has fields for; None where nobody kept it."""
+def _said(rest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recorded response said beside what the call has fields for."""
+    placed = ("choices", "usage", "events", "chunks")
+    return {name: value for name, value in rest.items() if name not in placed}
+
+
+def _rest(call: Call) -> dict[str, Any] | None:
+    """What the recording kept of a response beside the call's fields; None where it was recorded by parts."""
     meta = call.meta.value() if call.meta is not None else None
     http = meta.get("http") if isinstance(meta, dict) else None
     if not isinstance(http, dict):
         return None
     rest = http.get("response")
-    placed = ("choices", "usage", "events", "chunks")
-    return (
-        {name: value for name, value in rest.items() if name not in placed} if isinstance(rest, dict) else {}
-    )
+    return rest if isinstance(rest, dict) else {}
 
 
 def recorded_events(call: Call) -> list[dict[str, Any]]:
     """The events of a Responses stream as they came, where the recording kept them; the last one without the
     response that it carried."""
-    meta = call.meta.value() if call.meta is not None else None
-    http = meta.get("http") if isinstance(meta, dict) else None
-    rest = http.get("response") if isinstance(http, dict) else None
-    events = rest.get("events") if isinstance(rest, dict) else None
-    if call.dialect != "openai_responses" or not isinstance(events, list):
+    events = (_rest(call) or {}).get("events") if call.dialect == "openai_responses" else None
+    if not isinstance(events, list):
         return []
     return events if all(isinstance(one, dict) and "type" in one for one in events) else []
 

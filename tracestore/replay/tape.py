@@ -211,7 +211,7 @@ class Tape:
             nearest_call=recorded.call.id,
             nearest_agent=recorded.call.agent_id,
             difference=None if difference is None else difference.told(),
-            hint="the harness has diverged here; `tracestore replay --help` names the modes that go on",
+            hint="the harness has diverged here: it asks what it did not ask when it was recorded",
         )
 
     def nearest(self, asked: Asked) -> tuple[Recorded, Difference | None] | None:

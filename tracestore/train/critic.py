@@ -10,7 +10,7 @@ each shared token once. It begins as V = 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,11 @@ import torch
 from tracestore.train.engine import Engine
 from tracestore.train.forest import Forest, Pack, Unit, trainable_targets
 from tracestore.train.losses.value import value_loss
-from tracestore.train.plan import Step, in_passes_of, planned
+from tracestore.train.plan import Step, in_passes_of
 from tracestore.train.ranks import Ranks
-from tracestore.train.sharding import full, full_state, load_full_state
-from tracestore.train.step import NonFiniteStep
+from tracestore.train.recompute import at_targets
+from tracestore.train.sharding import full_state, load_full_state
+from tracestore.train.step import NonFiniteStep, grad_norm
 
 
 @dataclass(frozen=True)
@@ -84,22 +85,10 @@ class Critic:
 
         Ranks share the work, and all of them get the whole answer.
         """
-        value_T = np.full(grown.num_tokens, np.nan)
         targets = trainable_targets(grown)
         if not len(targets):
-            return value_T
-        plan = planned([(grown, targets)], micro_batch_tokens=micro_batch_tokens, placing=self.trunk.placing)
-        found: list[tuple[np.ndarray, np.ndarray]] = []
-        with torch.no_grad():
-            for units in plan.by_rank[self._ranks.rank]:
-                for pack, value_N in self._passes(units):
-                    if pack.units:
-                        token_N = np.concatenate([one.targets.token_N for one in pack.units])
-                        found.append((token_N, value_N.double().cpu().numpy()))
-        for of_rank in self._ranks.gathered(found):
-            for token_N, found_N in of_rank:
-                value_T[token_N] = found_N
-        return value_T
+            return np.full(grown.num_tokens, np.nan)
+        return at_targets(self.trunk, self._passes, grown, targets, micro_batch_tokens=micro_batch_tokens)
 
     @property
     def _ranks(self) -> Ranks:
@@ -166,7 +155,7 @@ class Critic:
                 parameter.grad = torch.stack([g for g in grads if g is not None]).sum(0)
 
     def _apply(self, grad_clip: float | None) -> float:
-        norm = math.hypot(*(_norm(some) for some in (self.head.parameters(), self.below)))
+        norm = math.hypot(*(grad_norm(some) for some in (self.head.parameters(), self.below)))
         if not math.isfinite(norm):
             raise NonFiniteStep(critic_grad_norm=norm, hint="lower --critic-lr, or look at the rewards")
         if grad_clip is not None:
@@ -198,11 +187,6 @@ class Critic:
         """Stand where a critic stood that said this."""
         self.head.load_state_dict(state["head"])
         load_full_state(self.optimizer, state["optimizer"])
-
-
-def _norm(parameters: Iterable[torch.nn.Parameter]) -> float:
-    grads = [p.grad for p in parameters if p.grad is not None]
-    return float(full(torch.nn.utils.get_total_norm(grads))) if grads else 0.0
 
 
 def _explained(value_N: np.ndarray, return_N: np.ndarray) -> float | None:

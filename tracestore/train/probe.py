@@ -59,10 +59,10 @@ def probe(engine: Engine, *, seed: int = 0) -> Probe:
         return Probe(math.nan, math.nan, tolerance, refused)
     engine.model.zero_grad(set_to_none=True)
     loss_tree = _backward(asked, grown, targets, sign=1.0)
-    norm = grad_norm(engine.model)
+    norm = grad_norm(engine.model.parameters())
     # The rows' gradient is subtracted in place: no second copy of a large model's gradients is held.
     loss_rows = _backward(engine.alone(use_tree=False), grown, targets, sign=-1.0)
-    rel_grad = grad_norm(engine.model) / norm if norm > 0 else math.nan
+    rel_grad = grad_norm(engine.model.parameters()) / norm if norm > 0 else math.nan
     rel_loss = abs(loss_tree - loss_rows) / float(np.abs(targets.plus_N - targets.minus_N).sum())
     engine.model.zero_grad(set_to_none=True)
     agrees = rel_grad <= tolerance and rel_loss <= tolerance

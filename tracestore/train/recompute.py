@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from tracestore.shards.row import Row
 from tracestore.train.engine import Engine
-from tracestore.train.forest import Forest, Targets, forest, recorded_targets
+from tracestore.train.forest import Forest, Pack, Targets, Unit, forest, recorded_targets
 from tracestore.train.plan import planned
 
 
@@ -81,19 +81,31 @@ def logprobs(engine: Engine, forest: Forest, targets: Targets, *, micro_batch_to
 
     Ranks share the work, and all of them get the whole answer.
     """
-    logprob_T = np.full(forest.num_tokens, np.nan)
+    return at_targets(engine, engine.passes, forest, targets, micro_batch_tokens=micro_batch_tokens)
+
+
+def at_targets(
+    engine: Engine,
+    passes: Callable[[Sequence[Unit]], Iterator[tuple[Pack, torch.Tensor]]],
+    forest: Forest,
+    targets: Targets,
+    *,
+    micro_batch_tokens: int,
+) -> np.ndarray:
+    """The same of whatever `passes` of this engine give, [N] each."""
+    found_T = np.full(forest.num_tokens, np.nan)
     plan = planned([(forest, targets)], micro_batch_tokens=micro_batch_tokens, placing=engine.placing)
     found: list[tuple[np.ndarray, np.ndarray]] = []
     with torch.no_grad():
         for batch in plan.by_rank[engine.ranks.rank]:
-            for pack, logprob_N in engine.passes(batch):
+            for pack, found_N in passes(batch):
                 if pack.units:
                     token_N = np.concatenate([one.targets.token_N for one in pack.units])
-                    found.append((token_N, logprob_N.double().cpu().numpy()))
+                    found.append((token_N, found_N.double().cpu().numpy()))
     for of_rank in engine.ranks.gathered(found):
-        for token_N, found_N in of_rank:
-            logprob_T[token_N] = found_N
-    return logprob_T
+        for token_N, value_N in of_rank:
+            found_T[token_N] = value_N
+    return found_T
 
 
 def _worst(grown: Forest, token: int, logprob_T: np.ndarray) -> WorstToken:

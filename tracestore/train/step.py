@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -127,7 +127,7 @@ def apply(engine: Engine, optimizer: torch.optim.Optimizer, *, grad_clip: float 
     Raises:
         NonFiniteStep: the norm is no finite number; no weight was changed.
     """
-    norm = grad_norm(engine.model)
+    norm = grad_norm(engine.model.parameters())
     if not math.isfinite(norm):
         raise NonFiniteStep(grad_norm=norm, hint="lower the learning rate, or look at the batch's logprobs")
     if grad_clip is not None:
@@ -137,9 +137,9 @@ def apply(engine: Engine, optimizer: torch.optim.Optimizer, *, grad_clip: float 
     return norm
 
 
-def grad_norm(model: Any) -> float:
-    """Euclidean norm of the gradient over all parameters; 0 for a model without one."""
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
+def grad_norm(parameters: Iterable[torch.nn.Parameter]) -> float:
+    """Euclidean norm of the gradient over these parameters; 0 where none has one."""
+    grads = [p.grad for p in parameters if p.grad is not None]
     return float(full(torch.nn.utils.get_total_norm(grads))) if grads else 0.0
 
 
