@@ -105,13 +105,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _show_system(args: argparse.Namespace) -> int:
     with extra("train"):
-        from tracestore.cli.demo_system import show_system
+        from tracestore.cli.demo_system import read_show, show_system
 
     folder = _root(args.traces) / args.system
+    show = read_show(folder)  # before a server starts for it
     with ExitStack() as stack:
         out = _folder(args, stack)
         url = stack.enter_context(loopback_server(out / DATABASE))
-        print_json_line(show_system(args, folder, out / DATABASE, out, url))
+        print_json_line(show_system(args, show, folder, out / DATABASE, out, url))
     return 0
 
 

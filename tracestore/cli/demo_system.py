@@ -186,11 +186,12 @@ def _worked(told: Mapping[str, Any]) -> Worked:
 
 
 def show_system(
-    args: argparse.Namespace, folder: Path, database: Path, out: Path, url: str
+    args: argparse.Namespace, show: Show, folder: Path, database: Path, out: Path, url: str
 ) -> dict[str, Any]:
     """Plays a system against a running server, then asks, exports, gives credit and trains.
 
     Args:
+        show: what it shows.
         folder: of the system.
         database: of the server.
         out: folder to write into.
@@ -203,7 +204,6 @@ def show_system(
         HarnessFailed: the harness did.
         ShowDiffers: a figure of the scripted recording is not the one of `demo.toml`.
     """
-    show = read_show(folder)
     demo = _System(args, folder.name, show, database, out)
     demo.play(folder, url)
     demo.ask()
