@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Timer
 from time import monotonic
-from typing import Any, Literal
+from typing import Literal
+
+from sample_traces.child import Child
 
 RUNNER = Path(__file__).with_name("runner.py")
 TIME_LIMIT_S = 3.0
@@ -51,16 +49,14 @@ def run(
             None for one that failed. Children that nobody waits for are never started.
     """
     ran, asked, deadline = Ran(), list[Task](), monotonic() + limit_s
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", str(RUNNER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        _tell(process, {"script": script, "files": list(files), "most": MAX_CHILDREN})
-        while (said := _next(process, deadline)) is not None:
+    with Child(RUNNER) as child:
+        child.tell({"script": script, "files": list(files), "most": MAX_CHILDREN})
+        while (said := child.hear(deadline)) is not None:
             if "spawn" in said:
                 asked.append((said["spawn"][0], said["spawn"][1]))
             elif "wait" in said:
                 began = monotonic()
-                _tell(process, start(asked))
+                child.tell(start(asked))
                 asked, deadline = [], deadline + monotonic() - began
             elif "read" in said:
                 ran.read.add(said["read"])
@@ -69,28 +65,9 @@ def run(
             else:
                 ran.error = said["error"][:MAX_STDOUT]
         is_late = monotonic() >= deadline
-    ran.exit_status = process.returncode
+        ran.exit_status = child.end()
     if is_late:
         ran.status, ran.error = "timeout", f"ended after {limit_s:g} s"
     elif ran.exit_status:
         ran.status = "failed"
     return ran
-
-
-def _next(process: subprocess.Popen[str], deadline: float) -> dict[str, Any] | None:
-    """The next line of a script's process, which is killed at the deadline; None at its end."""
-    assert process.stdout is not None
-    killer = Timer(max(deadline - monotonic(), 0.0), process.kill)
-    killer.start()
-    line = process.stdout.readline()
-    killer.cancel()
-    if not line.endswith("\n"):
-        return None
-    said: dict[str, Any] = json.loads(line)
-    return said
-
-
-def _tell(process: subprocess.Popen[str], what: Any) -> None:
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(what) + "\n")
-    process.stdin.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
@@ -65,14 +65,21 @@ class _Rlm:
     agent: Agent
     prompt: str
     repl: Repl = field(init=False)
+    block: _Block = field(init=False)
+    """The code block that runs."""
     final: str | None = None
 
     def answer(self) -> str | None:
         """What it says that the answer is; None where it does not come to that."""
         question, _, context = self.prompt.partition("\n")
-        self.repl = Repl(context=context)
+        functions = {"llm_query": self._ask_model, "rlm_query": self._ask_rlm, "FINAL": self._set_final}
+        with Repl({"context": context}, functions) as self.repl:
+            self._turns(question, len(context))
+        return self.final
+
+    def _turns(self, question: str, num_characters: int) -> None:
         actor = act_as(self.agent, self.sampler, self.seed)
-        about = f"{question}\n`context` has {len(context)} characters."
+        about = f"{question}\n`context` has {num_characters} characters."
         actor.chat.begin([system(_RULES), user(about)])
         for turn in range(MAX_TURNS):
             call, sampled = actor.say(max_tokens=120)
@@ -81,14 +88,13 @@ class _Rlm:
                 break
             if turn + 1 < MAX_TURNS:
                 actor.chat.add(user("\n".join(shown) or "There is no code between ```repl and ```."))
-        return self.final
 
     def _run(self, call: Call, place: int, code: str) -> str:
         """Run a code block: an execution, below which hangs every agent that it asks."""
         if self.final is not None:
             return ""  # the run is over; later blocks of the answer are not executed
-        block = _Block(self, call, f"code/{place}")
-        ran = self.repl.run(code, llm_query=block.ask_model, rlm_query=block.ask_rlm, FINAL=self._set_final)
+        block = self.block = _Block(self, call, f"code/{place}")
+        ran = self.repl.run(code)
         self.agent.tool_call(
             call,
             id=f"{call.id}/{block.name}",
@@ -101,8 +107,14 @@ class _Rlm:
         )
         return ran.shown()
 
-    def _set_final(self, answer: object) -> None:
-        self.final = str(answer)
+    def _ask_model(self, prompt: str) -> str:
+        return self.block.ask_model(prompt)
+
+    def _ask_rlm(self, prompt: str) -> str:
+        return self.block.ask_rlm(prompt)
+
+    def _set_final(self, answer: str) -> None:
+        self.final = answer
 
 
 def _result(ran: Ran) -> dict[str, Any]:
@@ -119,15 +131,15 @@ class _Block:
     """Of the code block in its answer: the model gives it none."""
     num_asked: int = 0
 
-    def ask_model(self, prompt: object) -> str:
+    def ask_model(self, prompt: str) -> str:
         """llm_query: one plain call that reads the whole prompt."""
-        return self._asked("sub_lm", str(prompt), self._plain)
+        return self._asked("sub_lm", prompt, self._plain)
 
-    def ask_rlm(self, prompt: object) -> str:
+    def ask_rlm(self, prompt: str) -> str:
         """rlm_query: an agent with a REPL, whose `context` is what stands below the first line."""
         if self.rlm.agent.depth + 1 >= MAX_DEPTH:
             return self.ask_model(prompt)
-        return self._asked("subagent", str(prompt), self._recursive)
+        return self._asked("subagent", prompt, self._recursive)
 
     def _asked(self, role: str, prompt: str, answer: Callable[[Agent, str, int], str | None]) -> str:
         number, parent = self.num_asked, self.rlm
@@ -142,7 +154,7 @@ class _Block:
             model=parent.sampler.model_name,
             policy=parent.sampler.policy,
             scope_prompt=prompt,
-            meta={"reads": reads(prompt, parent.repl.variables)},
+            meta={"reads": reads(prompt, parent.repl.texts)},
         )
         found = answer(agent, prompt, parent.seed + 7 * (number + 1))
         agent.end(
@@ -161,14 +173,13 @@ class _Block:
         return _Rlm(self.rlm.episode, self.rlm.sampler, seed, agent, prompt).answer()
 
 
-def reads(prompt: str, variables: dict[str, Any]) -> list[dict[str, Any]]:
+def reads(prompt: str, variables: Mapping[str, str]) -> list[dict[str, Any]]:
     """Which part of which text variable a prompt was made of: the longest run of characters they share."""
     found = []
     for name, text in variables.items():
-        if isinstance(text, str):
-            same = SequenceMatcher(None, text, prompt, autojunk=False).find_longest_match()
-            if same.size >= SHARED:
-                found.append({"variable": name, "start": same.a, "end": same.a + same.size})
+        same = SequenceMatcher(None, text, prompt, autojunk=False).find_longest_match()
+        if same.size >= SHARED:
+            found.append({"variable": name, "start": same.a, "end": same.a + same.size})
     return found
 
 

@@ -1,57 +1,29 @@
 """A Python namespace in which a model's code runs: what it prints and how it fails is what the model reads.
 
-It keeps honest code from doing harm by accident (imports, private names, loops without an end); it is no wall
-against hostile code, which belongs into a process of its own.
+The code runs in a process of its own (`worker.py`), with a limit on its steps, its memory and its time.
 """
 
 from __future__ import annotations
 
-import ast
-import builtins
 import re
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
 from dataclasses import dataclass
-from io import StringIO
-from types import FrameType
-from typing import Any
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Self
 
-from tracestore.errors import TracestoreError
+from sample_traces.child import Child
 
-MAX_STEPS = 20_000
-"""Instructions of Python that one block may execute, those of loops counted each time."""
+WORKER = Path(__file__).with_name("worker.py")
+TIME_LIMIT_S = 5.0
+"""Of a block's own work; what the models that it asks take is not in it."""
 MAX_OUTPUT = 400
 """Characters of a block's output that are shown; the paper's harness shows 20,000."""
-MAX_NUMBER = 10_000
-"""The largest number that code may spell, so that no range and no repetition is too long."""
-_ALLOWED = (
-    *(
-        "abs",
-        "all",
-        "any",
-        "bool",
-        "dict",
-        "enumerate",
-        "filter",
-        "float",
-        "int",
-        "isinstance",
-        "len",
-        "list",
-    ),
-    *("map", "max", "min", "print", "range", "repr", "reversed", "round", "set", "sorted", "str", "sum"),
-    *("tuple", "zip", "Exception", "ValueError", "IndexError", "KeyError", "TypeError"),
-)
 _BLOCK = re.compile(r"```repl[^\S\n]*\n(.*?)```", re.DOTALL)
 
-
-class NotAllowed(Exception):
-    """What this namespace does not run."""
-
-
-class TooLong(BaseException):
-    """A block executed too many steps; code cannot catch it."""
+Function = Callable[[str], str | None]
+"""What code may call with a text. A ValueError is raised in the code."""
 
 
 def code_blocks(text: str) -> list[str]:
@@ -67,7 +39,7 @@ class Ran:
     error: str | None
     """The exception as Python names it; None: it ran to its end."""
     variables: Mapping[str, str]
-    """What the block bound, as its `repr`, cut to `MAX_OUTPUT`."""
+    """What the block bound, as its `repr`, cut by the worker."""
 
     def shown(self) -> str:
         """What the model reads of it."""
@@ -76,76 +48,64 @@ class Ran:
 
 
 class Repl:
-    """Variables live from block to block."""
+    """Variables live from block to block.
 
-    def __init__(self, **variables: Any) -> None:
-        self.variables: dict[str, Any] = dict(variables)
-        """While a block runs, also the functions that it may call."""
-        self._builtins = {name: getattr(builtins, name) for name in _ALLOWED}
+    A block that uses up its time or its memory ends the process, and with it all variables but those that
+    were given here.
 
-    def run(self, code: str, **functions: Callable[..., Any]) -> Ran:
-        """Run a block, in which `functions` may be called; whatever it raises is its error.
+    Args:
+        variables: texts, by name.
+        functions: what code may call. The first one that raises something else than a ValueError ends the
+            process, and `run` raises it.
+        limit_s: of a block's own work.
+    """
 
-        Raises:
-            TracestoreError: one of the functions did.
-        """
-        names = {"__builtins__": self._builtins} | self.variables | functions
-        before, self.variables = self.variables, names
-        out, error = StringIO(), None
+    def __init__(
+        self,
+        variables: Mapping[str, str],
+        functions: Mapping[str, Function],
+        *,
+        limit_s: float = TIME_LIMIT_S,
+    ) -> None:
+        self.texts: Mapping[str, str] = dict(variables)
+        """Text variables, as they were when the code last called a function."""
+        self._given = dict(variables)
+        self._functions = functions
+        self._limit_s = limit_s
+        self._child: Child | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._child is not None:
+            self._child.end()
+
+    def run(self, code: str) -> Ran:
+        """Run a block; whatever it raises is its error."""
+        child, deadline = self._started(), monotonic() + self._limit_s
+        child.tell({"run": code})
+        while (said := child.hear(deadline)) is not None:
+            if "call" not in said:
+                return Ran(said["stdout"], said["error"], said["bound"])
+            began, self.texts = monotonic(), said["texts"]
+            child.tell(self._called(said["call"], said["with"]))
+            deadline += monotonic() - began
+        is_late = monotonic() >= deadline
+        self._child, status = None, child.end()
+        why = f"ended after {self._limit_s:g} s" if is_late else f"ended with {status}"
+        return Ran("", f"Killed: {why}; all variables but {', '.join(self._given)} are gone", {})
+
+    def _started(self) -> Child:
+        if self._child is None:
+            self._child = Child(WORKER)
+            self._child.tell({"variables": self._given, "functions": list(self._functions)})
+        return self._child
+
+    def _called(self, name: str, text: str) -> dict[str, str | None]:
         try:
-            tree = ast.parse(code)
-            _refuse(tree)
-            with redirect_stdout(out), _StepLimit():
-                exec(compile(tree, "<repl>", "exec"), names)
-        except TracestoreError:
-            raise  # not the code's: the model that a function asked could not be asked, or recorded
-        except (Exception, TooLong) as raised:  # noqa: BLE001 - any of them is the code's own
-            error = f"{type(raised).__name__}: {raised}"
-        self.variables = {
-            name: one for name, one in names.items() if name not in functions and not name.startswith("_")
-        }
-        bound = {name: one for name, one in self.variables.items() if before.get(name) is not one}
-        return Ran(out.getvalue(), error, {name: repr(one)[:MAX_OUTPUT] for name, one in bound.items()})
-
-
-def _refuse(tree: ast.AST) -> None:
-    """
-    Raises:
-        NotAllowed: the code imports, reaches for private names, could go on against the limit, or computes
-            with huge numbers.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            raise NotAllowed("import")
-        if (isinstance(node, ast.ExceptHandler) and node.type is None) or getattr(node, "finalbody", ()):
-            raise NotAllowed("a bare except, or finally")
-        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-        if name.startswith("_") or name == "format":
-            raise NotAllowed(name)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Pow, ast.Mult, ast.LShift)):
-            raise NotAllowed("*, ** and <<")
-        if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value > MAX_NUMBER:
-            raise NotAllowed(f"numbers over {MAX_NUMBER}")
-
-
-class _StepLimit:
-    """Ends code of the REPL that executes too many steps; what it calls outside is not counted."""
-
-    def __enter__(self) -> None:
-        self._left = MAX_STEPS
-        self._before = sys.gettrace()
-        sys.settrace(self._trace)
-
-    def __exit__(self, *raised: object) -> None:
-        sys.settrace(self._before)
-
-    def _trace(self, frame: FrameType, event: str, _argument: object) -> Any:
-        if frame.f_code.co_filename != "<repl>":
-            return None
-        # Not by lines: `while True: pass` is one line that is never left.
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            self._left -= 1
-            if self._left < 0:
-                raise TooLong(f"more than {MAX_STEPS} steps")
-        return self._trace
+            return {"said": self._functions[name](text)}
+        except ValueError as error:
+            return {"refused": str(error)}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sample_traces.rlm.harness import DAYS, MAX_ASKED, QUESTION, SCRIPTS, reads
-from sample_traces.rlm.repl import MAX_STEPS, Repl, code_blocks
+from sample_traces.rlm.repl import Repl, code_blocks
+from sample_traces.rlm.worker import MAX_STEPS
 from sample_traces.systems import system
 from tests.exporters.planned import causes, planned
 from tests.sample_traces.scripted import Kept, Repeating, Scripted, kept
@@ -82,7 +83,7 @@ def test_the_input_is_read_through_variables_and_what_a_prompt_was_made_of_is_re
     prompt = first.scope_prompt.value()
     (lineage,) = [one for one in first.meta.value()["reads"] if one["variable"] == "context"]
     assert prompt == f"{QUESTION}\n{DAYS[lineage['start'] : lineage['end']]}"
-    assert reads("nothing of it 99", {"context": DAYS, "number": 3}) == []
+    assert reads("nothing of it 99", {"context": DAYS}) == []
 
 
 def test_only_what_a_model_wrote_trains_and_what_the_repl_printed_never_does(client: Kept) -> None:
@@ -189,13 +190,34 @@ def test_whatever_a_model_says_the_episode_ends(client: Kept, text: str) -> None
     ],
 )
 def test_code_is_answered_with_what_it_prints_and_how_it_fails(code: str, shown: str) -> None:
-    assert Repl(text="a b").run(code).shown() == shown
+    with Repl({"text": "a b"}, {}) as namespace:
+        assert namespace.run(code).shown() == shown
 
 
 def test_variables_live_from_block_to_block_and_functions_cannot_be_taken_away() -> None:
-    namespace = Repl(text="a b")
-    assert dict(namespace.run("words = text.split()\nask = 3", ask=len).variables) == {"words": "['a', 'b']"}
-    assert namespace.run("print(ask(words))", ask=len).stdout == "2\n"
+    with Repl({"text": "a b"}, {"ask": str.upper}) as namespace:
+        assert namespace.run("words = text.split()\nask = 3").variables == {"words": "['a', 'b']"}
+        assert namespace.run("print(ask(words))").stdout == "['A', 'B']\n"
+        assert namespace.texts == {"text": "a b"}
+
+
+def test_code_that_takes_all_memory_is_told_so_and_goes_on() -> None:
+    with Repl({"text": "a b"}, {}, limit_s=60.0) as namespace:
+        taken = namespace.run("x = 1\ny = 'a'\nfor i in range(99):\n    y = y + y")
+        assert taken.error == "MemoryError: "
+        assert namespace.run("print(x)").stdout == "1\n"
+
+
+def test_code_that_takes_all_its_time_ends_its_process_and_not_the_harness() -> None:
+    with Repl({"text": "a b"}, {}, limit_s=1.0) as namespace:
+        stuck = namespace.run("print(sum(map(sum, map(range, range(10000)))))\n" * 40)
+        assert stuck.error == "Killed: ended after 1 s; all variables but text are gone"
+    with Repl({"text": "a b"}, {}) as namespace:
+        namespace.run("x = 1")
+        namespace._limit_s = 0.0
+        namespace.run("x = 2")
+        namespace._limit_s = 60.0
+        assert namespace.run("print(text)\nprint(x)").shown() == "a b\nNameError: name 'x' is not defined"
 
 
 def test_code_blocks_are_those_that_are_closed() -> None:
