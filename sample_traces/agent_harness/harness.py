@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import sys
@@ -173,17 +172,14 @@ class _Harness:
         return f"exit {ran.exit_status}: {told}", ran.status, ran.error, ran.exit_status
 
     def _snapshot(self, role: str, text: str, *, call: Call | None = None) -> None:
-        """A payload by its hash."""
-        payload = text.encode()
-        self.agent.episode.client.event(
-            "blob",
-            f"{self.agent.id if call is None else call.id}/{role}",
-            episode_id=self.agent.episode.id,
-            agent_id=self.agent.id,
-            call_id=call and call.id,
-            completion=None if call is None else 0,
-            hash=hashlib.sha256(payload).hexdigest(),
+        """A text as it is now, by its hash."""
+        episode, payload = self.agent.episode, text.encode()
+        episode.blob(
+            episode.client.put_blob(payload),
+            id=f"{self.agent.id if call is None else call.id}/{role}",
             role=role,
+            agent=self.agent,
+            call=call and call[0],
             media_type="application/json" if role == "workspace" else "text/x-python",
             size=len(payload),
         )

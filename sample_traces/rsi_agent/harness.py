@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import sys
@@ -68,15 +67,7 @@ class _Run:
         self.memory_hash: str | None = None
         self._waves, self._snapshots, self._actors = count(), count(), count()
         config = json.dumps(CONFIG, sort_keys=True).encode()
-        episode.client.event(
-            "blob",
-            f"{episode.id}/config",
-            episode_id=episode.id,
-            hash=hashlib.sha256(config).hexdigest(),
-            role="config",
-            media_type="application/json",
-            size=len(config),
-        )
+        self._keep("config", config, "application/json", f"{episode.id}/config")
         self.curriculum = self.new_agent("curriculum", role="curriculum")
         self.teacher = act_as(self.curriculum, sampler, seed)
         self.snapshot_id = self._snapshot()
@@ -186,12 +177,13 @@ class _Run:
         frozen: bool | None = None,
     ) -> str:
         """The memory as it is now. A frozen one is the last one's bytes, and came of the same."""
-        told = hashlib.sha256("\n".join(self.memory).encode()).hexdigest()
+        id_ = f"{self.episode.id}/memory/{'frozen' if frozen else next(self._snapshots)}"
+        told = self._keep("memory", "\n".join(self.memory).encode(), "text/plain", f"{id_}/text", agent)
         if told != self.memory_hash:
             self.parent_hash, self.memory_hash = self.memory_hash, told
         return self.episode.client.event(
             "snapshot",
-            f"{self.episode.id}/memory/{'frozen' if frozen else next(self._snapshots)}",
+            id_,
             episode_id=self.episode.id,
             agent_id=agent and agent.id,
             hash=told,
@@ -200,6 +192,12 @@ class _Run:
             commit_order=commit_order,
             frozen=frozen,
         )
+
+    def _keep(self, role: str, payload: bytes, media_type: str, id_: str, agent: Agent | None = None) -> str:
+        """Sends a payload, and what refers to it. Returns its hash."""
+        told = self.episode.client.put_blob(payload)
+        self.episode.blob(told, id=id_, role=role, agent=agent, media_type=media_type, size=len(payload))
+        return told
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from typing import Any
 
 from sample_traces.sampler import Sampled, Script
@@ -51,11 +52,17 @@ class Repeating(Scripted):
 
 
 class Kept(Client):
-    """A client that posts nothing and keeps the events."""
+    """A client that posts nothing and keeps the events and the payloads, by their sha256."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:1")
         self.events: list[AnyEvent] = []
+        self.payloads: dict[str, bytes] = {}
+
+    def put_blob(self, payload: bytes) -> str:
+        name = sha256(payload).hexdigest()
+        self.payloads[name] = payload
+        return name
 
     def event(self, kind: str, id: str | None = None, **fields: Any) -> str:  # noqa: A002
         name = id or f"{kind}-{len(self.events)}"

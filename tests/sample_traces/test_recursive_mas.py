@@ -35,19 +35,6 @@ class Characters(Scripted):
         return "".join(map(chr, ids))
 
 
-class Keeping(Kept):
-    """A client that keeps payloads too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.payloads: dict[str, bytes] = {}
-
-    def put_blob(self, payload: bytes) -> str:
-        name = sha256(payload).hexdigest()
-        self.payloads[name] = payload
-        return name
-
-
 def recorded(place: int) -> LatentEpisode:
     """An episode of the recorded trace, with its payloads."""
     (graph,) = graphs_of(episodes_of(trace_events(NAME))[place])
@@ -127,7 +114,7 @@ def test_another_link_is_refused() -> None:
 
 
 def test_it_plays_and_its_latents_can_be_computed_again_whatever_the_tokenizer() -> None:
-    with Keeping() as client:
+    with Kept() as client:
         rewards = [
             SYSTEM.play(client.episode(f"e{seed}", task=SYSTEM.stated), Characters(), seed)
             for seed in range(2)

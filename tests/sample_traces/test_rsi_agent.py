@@ -84,6 +84,16 @@ def test_a_verifier_reads_the_claim_and_what_it_sees_itself_and_no_word_more(lea
     assert texts == ["Say PASS, FAIL or UNRESOLVED.", "Claim: blue adds 8. blue: 5 -> 15."]
 
 
+def test_every_memory_is_kept_by_the_hash_of_its_snapshot(client: Kept) -> None:
+    SYSTEM.play(client.episode("e"), Scripted(script=SYSTEM.scripts[0]), 0)
+    (graph,) = graphs_of(client.events)
+    texts = {name: client.payloads[one.hash].decode() for name, one in graph.snapshots.items()}
+    assert texts["e/memory/0"] == ""
+    assert texts["e/memory/1"]
+    assert texts["e/memory/2"].startswith(texts["e/memory/1"] + "\n")
+    assert texts["e/memory/frozen"] == texts["e/memory/3"]
+
+
 def test_why_learning_ended_is_recorded() -> None:
     ended = [graph.episode.stop_reason for graph in graphs_of(scripted_events("rsi_agent")) if graph.episode]
     assert ended == ["verifier_pass", "curriculum_review"]
@@ -99,10 +109,14 @@ def test_nothing_of_it_trains_and_the_reason_is_counted(objective: Any, tmp_path
 
 def test_the_question_for_a_leak_finds_one(tmp_path: Path) -> None:
     leaks = [
-        # An actor is told in the words of another what an evaluator said.
+        # An actor is told in the words of another what an evaluator said, behind what a preview shows.
         make.agent("told", episode="rsi_agent-1", role="actor"),
         make.call(
-            "told/0", [make.user("It came out WRONG, I heard.")], "oh", episode="rsi_agent-1", agent="told"
+            "told/0",
+            [make.user(f"{'What a day. ' * 10}It came out WRONG, I heard.")],
+            "oh",
+            episode="rsi_agent-1",
+            agent="told",
         ),
         # An actor starts from a memory that an evaluator wrote.
         make.snapshot("written", "f" * 64, episode=EPISODE, agent_id=f"{EPISODE}/evaluator5"),
