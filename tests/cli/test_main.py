@@ -55,6 +55,10 @@ SURFACE = {
     "convert": {"export", "--to", "--out", "--advantages", "--reward-term", "--json"},
     "replay": {"--check", "--db", "--episode", "--json", "--port", "--project"},
     "credit": {"export", "--rule", "--reward-term", "--step", "--out", "--db", "--json"},
+    "rescore": {
+        *("--db", "--dry-run", "--episode", "--group", "--json", "--limit", "--name", "--project"),
+        *("--scorer", "--scorer-version", "--status", "--url", "--weight"),
+    },
     "train": {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),
         *("--max-tokens", "--micro-batch-tokens", "--seed", "--run", "--out", "--db", "--json"),
