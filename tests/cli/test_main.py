@@ -42,6 +42,7 @@ SURFACE = {
     "demo": {"--dir", "--json", "--scripted", "--system", "--traces"},
     "import": {"--db", "--format", "--json", "--list-formats", "--project", "--url", "paths"},
     "diff": {"--db", "--json", "--project", "one", "other"},
+    "forks": {"--db", "--json", "--project", "episode"},
     "show": {"--context", "--db", "--json", "--picture", "--project", "id"},
     "sql": {
         *("--db", "--format", "--json", "--max-rows", "--memory", "--output", "--parquet", "--project"),

@@ -133,6 +133,26 @@ def episodes(
     return list(connection.execute(found).scalars())
 
 
+def forks(connection: Connection, project: str, *, origin: str | None = None) -> list[tuple[str, str]]:
+    """(origin, fork) of the episodes that say what they forked from, in the order in which the forks first
+    came.
+
+    Args:
+        origin: only its forks; None: those of every episode.
+    """
+    fork, other = t.episode.alias("fork"), t.episode.alias("origin")
+    is_origin = (other.c.project_id == fork.c.project_id) & (other.c.key == fork.c.forked_from_episode_key)
+    found = (
+        select(other.c.id, fork.c.id)
+        .select_from(fork.join(t.project, t.project.c.project_id == fork.c.project_id).join(other, is_origin))
+        .where(t.project.c.name == project, fork.c.first_pos.is_not(None))
+        .order_by(fork.c.first_pos)
+    )
+    if origin is not None:
+        found = found.where(other.c.id == origin)
+    return [(origin_id, fork_id) for origin_id, fork_id in connection.execute(found)]
+
+
 def _require_snapshot(connection: Connection, project_id: int, at: int) -> None:
     """Refuse a snapshot of which something was replaced or deleted; reads what came after it, and no more."""
     gone = deleted_between(connection, project_id, at)
