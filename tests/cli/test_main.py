@@ -41,7 +41,7 @@ SURFACE = {
     "keys rotate": {"--db", "--grace", "--json", "--project", "prefix"},
     "demo": {"--dir", "--json", "--scripted", "--system", "--traces"},
     "import": {"--db", "--format", "--json", "--list-formats", "--project", "--url", "paths"},
-    "diff": {"--db", "--json", "--project", "one", "other"},
+    "diff": {"--context", "--db", "--json", "--project", "one", "other"},
     "forks": {"--db", "--json", "--project", "episode"},
     "show": {"--context", "--db", "--json", "--picture", "--project", "id"},
     "sql": {
