@@ -62,6 +62,8 @@ class EpisodePage(Page):
     started_from: Time | None = None
     """Started at this time or later."""
     started_before: Time | None = None
+    forked_from_episode_id: str | None = None
+    """The forks of this episode."""
 
 
 class GroupPage(Page):
@@ -138,16 +140,19 @@ def list_episodes(store: Stored, project: Project, page: Annotated[EpisodePage, 
     ).where(
         *_equal(page, e, "task_id", "split", "status"),
         *_refers(page, e, group_id=("group_key", t.task_group)),
+        *_refers(page, e, forked_from_episode_id=("forked_from_episode_key", t.episode)),
         *_between(e.c.started_at, page.started_from, page.started_before),
     )
 
     def among_few(connection: Connection, project_id: int) -> list[ColumnElement[bool]]:
-        return _among_few_started(connection, project_id, page)
+        few = _among_few_started(connection, project_id, page)
+        return few + _among_few_forks(connection, project_id, page.forked_from_episode_id)
 
     return _page(store, project, page, query, owner=e, place=e.c.first_pos, narrow=among_few)
 
 
 _FEW_STARTED = 1000
+_FEW_FORKS = 1000
 
 
 def _among_few_started(
@@ -165,6 +170,27 @@ def _among_few_started(
     few = select(e.first_pos).where(e.project_id == project_id, *within).limit(_FEW_STARTED + 1)
     places = connection.execute(few).scalars().all()
     return [e.first_pos.in_(places)] if len(places) <= _FEW_STARTED else []
+
+
+def _among_few_forks(
+    connection: Connection, project_id: int, origin: str | None
+) -> list[ColumnElement[bool]]:
+    """Which episodes the forks of one are, where they are few: an index of the edges finds them from their
+    origin. [] where they are many or no origin is named."""
+    if origin is None:
+        return []
+    e, edge, named = t.episode, t.edge, _other(t.episode)
+    key = select(named.c.key).where(named.c.project_id == project_id, named.c.id == origin).scalar_subquery()
+    few = (
+        select(e.c.first_pos)
+        .select_from(
+            edge.join(e, and_(e.c.project_id == edge.c.project_id, e.c.key == edge.c.to_episode_key))
+        )
+        .where(edge.c.project_id == project_id, edge.c.kind == "fork", edge.c.from_episode_key == key)
+        .limit(_FEW_FORKS + 1)
+    )
+    places = connection.execute(few).scalars().all()
+    return [e.c.first_pos.in_(places)] if len(places) <= _FEW_FORKS else []
 
 
 @router.get("/v1/groups")

@@ -102,6 +102,19 @@ def test_episodes_are_filtered_by_group_task_split_status_and_start(client: Test
     assert ids(client, "/v1/episodes?started_from=2001-09-09T03:46:40.000000001%2B02:00") == ["e2"]
 
 
+def test_the_forks_of_an_episode_are_listed_in_the_order_in_which_they_came(client: TestClient) -> None:
+    post(
+        client,
+        episode("f2", forked_from_episode_id="e"),
+        episode("e"),
+        episode("f1", forked_from_episode_id="e", forked_from_call_id="c"),
+        episode("g", forked_from_episode_id="f1"),
+    )
+    assert ids(client, "/v1/episodes?forked_from_episode_id=e") == ["f2", "f1"]
+    assert ids(client, "/v1/episodes?forked_from_episode_id=f1") == ["g"]
+    assert ids(client, "/v1/episodes?forked_from_episode_id=none") == []
+
+
 def test_an_episode_counts_its_agents_and_calls_and_unknown_is_null(client: TestClient) -> None:
     post(client, agent("main"), call("c1", [user("u")], "a"), call("c2", [user("u")], "b"))
     [item] = items(client, "/v1/episodes")

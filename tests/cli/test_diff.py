@@ -7,6 +7,7 @@ import pytest
 from tests.api.proxy import dialects as d
 from tests.factories import episode, posted
 from tests.replay.conversations import events_of
+from tests.replay.test_paths import fork_events, origin_events
 from tracestore.cli.main import main
 from tracestore.store.store import Store
 
@@ -19,7 +20,13 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
             request = {"model": "m", "messages": [{"role": "user", "content": question}]}
             events = events_of("openai_chat", request, d.chat("Ich"), call_id=id_)
             store.ingest("default", [posted(event) for event in (episode("e"), *events)])
+        store.ingest("forked", [posted(event) for event in (*origin_events(), *fork_events())])
     return url
+
+
+@pytest.fixture(autouse=True)
+def columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "58")
 
 
 def test_two_calls_are_shown_where_they_differ(database: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,6 +35,9 @@ def test_two_calls_are_shown_where_they_differ(database: str, capsys: pytest.Cap
         "request of c0 and c1: messages[0].content, byte 11",
         "  Wie heißt du?",
         "  Wie heißt er?",
+        "",
+        "role: user                    role: user",
+        "content: Wie heißt du?      | content: Wie heißt er?",
     ]
     assert main(["diff", "--db", database, "c0", "c1", "--json"]) == 1
     first, last = map(json.loads, capsys.readouterr().out.splitlines())
@@ -40,8 +50,47 @@ def test_equal_episodes_are_equal(database: str, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "equal: requests, outcomes, answers and token ids\n"
 
 
+def test_two_branches_are_shown_where_they_part(database: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["diff", "--db", database, "--project", "forked"]
+    assert main([*words, "c2/0", "d1/0"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "messages of c2/0 and d1/0: messages[3].content, byte 0",
+        "  b",
+        "  B",
+        "tokens of c2/0 and d1/0: [4]",
+        "  21",
+        "  22",
+        "",
+        "role: assistant               role: assistant",
+        "content: b                  | content: B",
+    ]
+    assert main([*words, "c2/0", "d1/0", "--context", "0"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "content: b                  | content: B"
+    assert main([*words, "c2/0", "d1", "--json"]) == 1
+    first, tokens, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["difference"]["recorded"] == "b"
+    assert (first["difference"]["asked"], tokens["difference"]["path"]) == ("(nothing)", "[4]")
+    assert last == {"equal": False, "differences": 2}
+    assert main([*words, "d1/0", "d1/0"]) == 0
+    assert capsys.readouterr().out == "equal: messages, and token ids where both are recorded\n"
+
+
+def test_two_episodes_show_the_first_messages_that_differ(
+    database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diff", "--db", database, "--project", "forked", "e", "f"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("request of c0 and d1: messages[1]")
+
+
 @pytest.mark.parametrize(
-    ("ids", "code", "hint"), [(("c0", "e"), 2, "two calls"), (("c0", "none"), 1, "tracestore show")]
+    ("ids", "code", "hint"),
+    [
+        (("c0", "e"), 2, "two calls"),
+        (("c0", "none"), 1, "tracestore show"),
+        (("c0", "c0/1"), 1, "no such completion"),
+        (("c0", "none/0"), 1, "tracestore show"),
+    ],
 )
 def test_what_cannot_be_compared_says_so(
     database: str, ids: tuple[str, str], code: int, hint: str, capsys: pytest.CaptureFixture[str]

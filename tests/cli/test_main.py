@@ -41,7 +41,8 @@ SURFACE = {
     "keys rotate": {"--db", "--grace", "--json", "--project", "prefix"},
     "demo": {"--dir", "--json", "--scripted", "--system", "--traces"},
     "import": {"--db", "--format", "--json", "--list-formats", "--project", "--url", "paths"},
-    "diff": {"--db", "--json", "--project", "one", "other"},
+    "diff": {"--context", "--db", "--json", "--project", "one", "other"},
+    "forks": {"--db", "--json", "--project", "episode"},
     "show": {"--context", "--db", "--json", "--picture", "--project", "id"},
     "sql": {
         *("--db", "--format", "--json", "--max-rows", "--memory", "--output", "--parquet", "--project"),
@@ -55,6 +56,10 @@ SURFACE = {
     "convert": {"export", "--to", "--out", "--advantages", "--reward-term", "--json"},
     "replay": {"--check", "--db", "--episode", "--json", "--port", "--project"},
     "credit": {"export", "--rule", "--reward-term", "--step", "--out", "--db", "--json"},
+    "rescore": {
+        *("--db", "--dry-run", "--episode", "--group", "--json", "--limit", "--name", "--project"),
+        *("--scorer", "--scorer-version", "--status", "--url", "--weight"),
+    },
     "train": {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),
         *("--max-tokens", "--micro-batch-tokens", "--seed", "--run", "--out", "--db", "--json"),

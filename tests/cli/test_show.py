@@ -7,6 +7,7 @@ import pytest
 
 from tests import factories as make
 from tests.databases import empty_store
+from tests.scenarios import SCENARIOS
 from tracestore.cli.main import main
 from tracestore.wire.base import Raw
 from tracestore_migrations import open_store
@@ -23,7 +24,13 @@ def db(tmp_path: Path) -> str:
         make.episode(status="ok"),
         make.agent(role="main"),
         make.call("c0", first, make.answer("hello", ids=[5, 6]), ordinal=0, prompt_ids=[1, 2]),
-        make.call("c1", [*first, make.assistant("hello"), make.user("bye")], make.answer("bye"), ordinal=1),
+        make.call(
+            "c1",
+            [*first, make.assistant("hello"), make.user("bye")],
+            make.answer("bye"),
+            ordinal=1,
+            usage={"prompt_tokens": 9},
+        ),
     ]
     store = open_store(url)
     outcomes = store.ingest("default", [make.posted(event) for event in events])
@@ -94,22 +101,55 @@ def test_a_call_is_shown_with_what_it_continues(db: str, capsys: pytest.CaptureF
 def test_a_context_is_shown_byte_for_byte_with_its_authors(
     db: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    messages = [
+    *messages, whole = [
         json.loads(line) for line in shown(capsys, "c1", "--context", "--db", db, "--json").splitlines()
     ]
     assert messages[0]["raw"].encode() == SYSTEM
-    assert [message["author"] for message in messages] == [
-        None,
-        None,
-        {"call_id": "c0", "completion": 0},
-        None,
+    assert [(message["role"], message["author"]) for message in messages] == [
+        ("system", None),
+        ("user", None),
+        ("assistant", {"call_id": "c0", "completion": 0}),
+        ("user", None),
     ]
+    # Of c1 no ids are recorded: the answer that was sampled before it has its two.
+    assert [message["tokens"] for message in messages] == [None, None, 2, None]
+    assert (whole["messages"], whole["tokens"], whole["edits"]) == (4, None, [])
 
 
 def test_a_context_for_people_names_each_author(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(capsys, "c1", "--context", "--db", db).splitlines()
-    assert lines[:3] == ["[0]", '{"role": "system",', ' "content": "caf\\u00e9 1e400"}']
-    assert "[2]  by call c0, completion 0" in lines
+    assert shown(capsys, "c1", "--context", "--db", db).splitlines() == [
+        "[0]  system  ? tokens",
+        '{"role": "system",',
+        ' "content": "caf\\u00e9 1e400"}',
+        "[1]  user  ? tokens",
+        '{"role":"user","content":"hi"}',
+        "[2]  assistant  2 tokens  by call c0, completion 0",
+        '{"role":"assistant","content":"hello"}',
+        "[3]  user  ? tokens",
+        '{"role":"user","content":"bye"}',
+        "4 messages, ? tokens (the server counted 9)",
+    ]
+
+
+def test_a_context_says_which_edit_made_it_and_how_many_tokens_its_messages_took(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = empty_store(tmp_path / "edited.db")
+    with open_store(url) as store:
+        store.ingest("default", [make.posted(event) for event in SCENARIOS["compaction"]().events])
+    lines = shown(capsys, "d1", "--context", "--db", url).splitlines()
+    # Messages of 8 ids take 8 + 4, what is read before an answer 2.
+    assert [line for line in lines if not line.startswith("{")] == [
+        "[0]  system  ? tokens",
+        "[1]  user  ? tokens",
+        "[2]  user  ? tokens  brought by edit edit1",
+        "[3]  assistant  13 tokens  by call d0, completion 0",
+        "[4]  user  15 tokens",
+        "[0-2]  together 38 tokens",
+        "5 messages, 66 tokens",
+        "edit edit1: compaction, by the policy, written by call sum, after call c2:"
+        " messages vanished 5, kept 2, added 1",
+    ]
 
 
 def test_an_id_of_another_project_is_not_there(db: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.factories import assistant, call, compaction, raw, system, tool, tool_use, user
 from tests.scenarios import SCENARIOS
 from tracestore.graph.build import build
-from tracestore.graph.compaction import compactions
+from tracestore.graph.compaction import compactions, edits_behind
 
 S, U = system("s"), user("u")
 
@@ -66,3 +66,38 @@ def test_what_is_not_known_is_none() -> None:
     rejected = compaction(status="rejected", before_call_id="c0", author_call_id="gone")
     (found,) = compactions(build([call("c0", [S, U], "a"), rejected]))
     assert (found.author, found.replaced, found.vanished, found.kept, found.added) == (None,) * 5
+
+
+def test_a_context_says_which_edit_brought_which_of_its_messages() -> None:
+    behind, brought = edits_behind(build(SCENARIOS["compaction"]().events), "d1")
+    # system, task, SUMMARY, answer of d0, observation
+    assert ([one.edit.id for one in behind], brought) == (["edit1"], {2: "edit1"})
+
+
+def test_a_summary_that_a_later_edit_kept_is_still_of_the_edit_that_brought_it() -> None:
+    first, second = user("summary 1"), user("summary 2")
+    events = [
+        call("c0", [S, U], "a", ordinal=0),
+        call("c1", [S, first], "b", ordinal=1),
+        call("c2", [S, first, assistant("b"), U], "c", ordinal=2),
+        call("c3", [S, first, second, U], "d", ordinal=3),
+        compaction("e1", before_call_id="c0", after_call_id="c1", status="accepted"),
+        compaction("e2", before_call_id="c2", after_call_id="c3", status="accepted"),
+        compaction("e3", before_call_id="c0", after_call_id="c3", status="rejected"),
+    ]
+    graph = build(events)
+    assert [one.edit.id for one in edits_behind(graph, "c3")[0]] == ["e2", "e1"]
+    assert edits_behind(graph, "c3")[1] == {1: "e1", 2: "e2"}
+    # The same words, said again after the edit, are no part of it.
+    assert edits_behind(graph, "c2")[1] == {1: "e1"}
+    assert edits_behind(graph, "c0") == ((), {})
+
+
+def test_words_that_an_edit_brought_and_that_are_said_again_are_told_apart() -> None:
+    events = [
+        call("c0", [S, U], "a", ordinal=0),
+        call("c1", [S, user("go on")], "b", ordinal=1),
+        call("c2", [S, user("go on"), assistant("b"), user("go on")], "c", ordinal=2),
+        compaction("e1", before_call_id="c0", after_call_id="c1"),
+    ]
+    assert edits_behind(build(events), "c2")[1] == {1: "e1"}

@@ -18,7 +18,7 @@ from tracestore.store import Store
 from tracestore.wire.base import Raw
 from tracestore.wire.events import AnyEvent
 from tracestore_api import lists, reads
-from tracestore_api.lists import AgentPage, CallPage, list_agents, list_calls
+from tracestore_api.lists import AgentPage, CallPage, EpisodePage, list_agents, list_calls, list_episodes
 
 NOON = 1_700_000_000 * 10**9
 """2023-11-14T22:13:20Z."""
@@ -145,6 +145,18 @@ def test_the_first_page_of_a_tree_costs_the_same_however_many_calls_it_has(store
         store.ingest("default", [make.posted(one) for one in [*agents, *steps]])
     # Ten times the calls; an index may be a page deeper.
     assert first_page("large") <= 1.2 * first_page("small")
+
+
+def test_the_forks_of_an_episode_cost_the_same_however_many_other_episodes_there_are(store: Store) -> None:
+    def forks() -> None:
+        list_episodes(store, "default", EpisodePage(forked_from_episode_id="e", limit=10))
+
+    made = [make.episode("e"), make.episode("f", forked_from_episode_id="e")]
+    others = [make.episode(f"x{n}") for n in range(1000)]
+    store.ingest("default", [make.posted(one) for one in [*made, *others[:100]]])
+    few = machine_steps(store, forks)
+    store.ingest("default", [make.posted(one) for one in others[100:]])
+    assert machine_steps(store, forks) <= 1.2 * few
 
 
 # Numbers

@@ -8,8 +8,11 @@ from typing import Any
 
 from tests.factories import answer, call
 from tests.replay.conversations import tape_calls
-from tracestore.replay.compare import of_calls, of_episodes
+from tests.replay.test_paths import fork_events, origin_events
+from tracestore.graph.build import build
+from tracestore.replay.compare import of_calls, of_episodes, of_paths
 from tracestore.replay.differences import Difference
+from tracestore.replay.paths import branch_path, context_path
 from tracestore.replay.tape import Recorded
 
 
@@ -53,3 +56,22 @@ def test_episodes_differ_agent_by_agent_in_the_order_in_which_each_asked() -> No
     assert [(one.what, one.calls) for one in found] == [("answer 0", ("c1", "c1")), ("calls", (None, "c2"))]
     assert found[1].difference == Difference("main[2]", None, "(nothing)", "c2")
     assert list(of_episodes(theirs, theirs)) == []
+
+
+def test_branches_differ_in_their_first_message_and_token() -> None:
+    one = branch_path(build(origin_events()), ("c1", 0))
+    other = branch_path(build(fork_events()), ("d1", 0))
+    assert [(each.what, each.difference) for each in of_paths(one, other, names=("c1/0", "d1/0"))] == [
+        ("messages", Difference("messages[3].content", 0, "b", "B")),
+        ("tokens", Difference("[4]", None, "21", "22")),
+    ]
+    assert list(of_paths(one, one, names=("c1/0", "c1/0"))) == []
+
+
+def test_a_context_that_ends_differs_where_the_other_goes_on() -> None:
+    origin = build(origin_events())
+    found = list(of_paths(context_path(origin, "c1"), context_path(origin, "c2"), names=("c1", "c2")))
+    assert [each.difference for each in found] == [
+        Difference("messages[3]", None, "(nothing)", "b"),
+        Difference("[4]", None, "(nothing)", "21"),
+    ]

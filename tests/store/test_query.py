@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests import factories as make
 from tests.factories import call, posted, user
-from tracestore.store import Store
+from tracestore.store import Store, query
 from tracestore.store.query import GroupRef
 from tracestore.wire.events import AnyEvent
 
@@ -64,3 +64,32 @@ def test_a_group_has_ended_from_the_position_of_its_end_event_on(store: Store) -
 def test_an_episode_that_others_only_name_is_in_no_group(store: Store) -> None:
     ingest(store, make.episode("e", forked_from_episode_id="origin"))
     assert store.groups("p") == [GroupRef(None, ("e",))]
+
+
+def test_episodes_are_chosen_by_id_group_and_status_in_order_of_arrival(store: Store) -> None:
+    ingest(
+        store,
+        make.episode("b", group_id="g", status="ok"),
+        make.episode("a", group_id="g", status="failed"),
+        make.episode("c", status="ok"),
+    )
+    store.ingest("other", [posted(make.episode("theirs"))])
+    with store.read() as connection:
+        assert query.episodes(connection, "p") == ["b", "a", "c"]
+        assert query.episodes(connection, "p", group_ids=["g"]) == ["b", "a"]
+        assert query.episodes(connection, "p", ids=["c", "a"], statuses=["ok"]) == ["c"]
+        assert query.episodes(connection, "p", ids=["theirs"]) == []
+
+
+def test_forks_stand_with_their_origin_in_order_of_arrival(store: Store) -> None:
+    ingest(
+        store,
+        make.episode("f2", forked_from_episode_id="e"),
+        make.episode("e"),
+        make.episode("f1", forked_from_episode_id="e"),
+        make.episode("g", forked_from_episode_id="never came"),
+    )
+    with store.read() as connection:
+        assert query.forks(connection, "p") == [("e", "f2"), ("e", "f1"), ("never came", "g")]
+        assert query.forks(connection, "p", origin="e") == [("e", "f2"), ("e", "f1")]
+        assert query.forks(connection, "other") == []

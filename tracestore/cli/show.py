@@ -21,8 +21,11 @@ from tracestore.cli.common import (
 from tracestore.errors import TracestoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sqlalchemy import Connection
 
+    from tracestore.graph.compaction import Compaction
     from tracestore.graph.context import ContextMessage
     from tracestore.graph.model import Graph
     from tracestore.store.store import Store
@@ -52,7 +55,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--context",
         action="store_true",
-        help="of a call: the messages it saw, byte for byte, with their authors",
+        help="of a call: the messages it saw, byte for byte, with authors, context edits and token counts",
     )
     parser.add_argument(
         "--picture",
@@ -199,25 +202,104 @@ def _print_call(graph: Graph, args: argparse.Namespace) -> None:
 
 
 def _print_context(graph: Graph, args: argparse.Namespace) -> None:
+    from tracestore.graph.compaction import edits_behind
     from tracestore.graph.context import context
+    from tracestore.graph.lengths import stretches
+    from tracestore.graph.tokens import prompt_ids
 
     if args.id in graph.pending:
         raise NothingRecorded(call_id=args.id, hint="its context is not known: its parent has not come")
-    for index, message in enumerate(context(graph, args.id)):
-        if args.json:
-            print_json_line(_message_facts(index, message))
-            continue
-        author = (
-            "" if message.author is None else f"  by call {message.author[0]}, completion {message.author[1]}"
-        )
-        print_line(printable(f"[{index}]{author}"))
-        for line in message.raw.decode("utf-8").split("\n"):
+    pieces = stretches(graph, args.id)
+    alone = {one.first: one.tokens for one in pieces if one.end == one.first + 1}
+    edits, brought = edits_behind(graph, args.id)
+    messages = [
+        _message_facts(graph, index, message) | {"edit": brought.get(index), "tokens": alone.get(index)}
+        for index, message in enumerate(context(graph, args.id))
+    ]
+    ids, usage = prompt_ids(graph, args.id), graph.calls[args.id].usage
+    whole = {
+        "messages": len(messages),
+        "tokens": None if ids is None else len(ids),
+        "usage_prompt_tokens": None if usage is None else usage.prompt_tokens,
+        "together": [
+            {"first": one.first, "end": one.end, "tokens": one.tokens}
+            for one in pieces
+            if one.end != one.first + 1 and one.tokens is not None
+        ],
+        "edits": [_edit_facts(one) for one in edits],
+    }
+    if args.json:
+        for message in messages:
+            print_json_line(message)
+        print_json_line(whole)
+        return
+    for message in messages:
+        print_line(printable(_message_title(message)))
+        for line in message["raw"].split("\n"):
             print_line(printable(line))
+    for line in _whole_lines(whole):
+        print_line(printable(line))
 
 
-def _message_facts(index: int, message: ContextMessage) -> dict[str, Any]:
+def _message_facts(graph: Graph, index: int, message: ContextMessage) -> dict[str, Any]:
     """`raw` is the text of the message as a string: exact, where a parsed number might not be."""
     author = (
         None if message.author is None else {"call_id": message.author[0], "completion": message.author[1]}
     )
-    return {"index": index, "author": author, "raw": message.raw.decode("utf-8")}
+    role = None if message.node is None else graph.nodes[message.node].role
+    return {"index": index, "role": role, "author": author, "raw": message.raw.decode("utf-8")}
+
+
+def _edit_facts(made: Compaction) -> dict[str, Any]:
+    """A context edit behind a context; None is unknown."""
+    edit = made.edit
+    return {
+        "context_edit_id": edit.id,
+        "edit": edit.edit,
+        "author": edit.author,
+        "author_call_id": edit.author_call_id,
+        "before_call_id": edit.before_call_id,
+        "after_call_id": edit.after_call_id,
+        "vanished": None if made.vanished is None else len(made.vanished),
+        "kept": made.kept,
+        "added": None if made.added is None else len(made.added),
+    }
+
+
+def _message_title(message: dict[str, Any]) -> str:
+    author, edit = message["author"], message["edit"]
+    facts = [
+        message["role"],
+        _tokens_text(message["tokens"]),
+        None if author is None else f"by call {author['call_id']}, completion {author['completion']}",
+        None if edit is None else f"brought by edit {edit}",
+    ]
+    return f"[{message['index']}]  " + "  ".join(fact for fact in facts if fact)
+
+
+def _tokens_text(count: int | None) -> str:
+    if count is None:
+        return "? tokens"
+    return f"{count:,} token{'' if count == 1 else 's'}"
+
+
+def _whole_lines(whole: dict[str, Any]) -> Iterator[str]:
+    for one in whole["together"]:
+        first, last = one["first"], one["end"] - 1
+        what = f"[{first}-{last}]  together" if last > first else f"[{first}-]  the template"
+        yield f"{what} {_tokens_text(one['tokens'])}"
+    usage = whole["usage_prompt_tokens"]
+    said = "" if whole["tokens"] is not None or usage is None else f" (the server counted {usage:,})"
+    yield f"{whole['messages']} messages, {_tokens_text(whole['tokens'])}{said}"
+    for edit in whole["edits"]:
+        counts = [
+            f"{name} {'?' if edit[name] is None else edit[name]}" for name in ("vanished", "kept", "added")
+        ]
+        places = [
+            f"{word} call {edit[name]}"
+            for word, name in (("written by", "author_call_id"), ("after", "before_call_id"))
+            if edit[name] is not None
+        ]
+        by = [] if edit["author"] is None else [f"by the {edit['author'].replace('_', ' ')}"]
+        title = f"edit {edit['context_edit_id']}: {edit['edit'].replace('_', ' ')}"
+        yield f"{', '.join([title, *by, *places])}: messages {', '.join(counts)}"

@@ -7,11 +7,12 @@ vanished: a t b t           messages of `before` that are not in `after`
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tracestore.graph.context import ContextMessage, answer_in_context, context
-from tracestore.graph.model import CompletionKey, Graph
+from tracestore.graph.model import CompletionKey, Graph, Node
 from tracestore.wire.context_edit import ContextEdit
 
 
@@ -37,6 +38,61 @@ class Compaction:
 def compactions(graph: Graph) -> tuple[Compaction, ...]:
     """Every context edit of the episode, in order of id; rejected and failed ones too."""
     return tuple(_compaction(graph, edit) for edit in graph.context_edits.values())
+
+
+def edits_behind(graph: Graph, call_id: str) -> tuple[tuple[Compaction, ...], dict[int, str]]:
+    """The edits that made a call's context what it is, the latest first, and which messages they put there.
+
+    Edits that were not accepted made nothing. A message that several contexts kept is found again by its
+    value.
+
+    Returns:
+        The edits; position of a message in the context -> the edit that brought it.
+
+    Raises:
+        KeyError: no such call.
+    """
+    behind: list[Compaction] = []
+    brought: dict[int, str] = {}
+    unexplained: dict[bytes, list[int]] = defaultdict(list)
+    for position, value in enumerate(_values(graph, call_id)):
+        unexplained[value].append(position)
+    for after, edits in _edited(graph, call_id):
+        # What the edited context had not came after it.
+        there = Counter(_values(graph, after))
+        for value, positions in unexplained.items():
+            del positions[there[value] :]
+        for edit in edits:
+            found = _compaction(graph, edit)
+            behind.append(found)
+            for message in found.added or ():
+                left = unexplained[_value(graph, message)]
+                if left:
+                    brought[left.pop()] = edit.id
+    return tuple(behind), brought
+
+
+def _edited(graph: Graph, call_id: str) -> Iterator[tuple[str, list[ContextEdit]]]:
+    """Calls whose context was edited, from a call back along what it continues, each with the edits."""
+    made: dict[str, list[ContextEdit]] = defaultdict(list)
+    for edit in graph.context_edits.values():
+        if edit.after_call_id is not None and edit.status in (None, "accepted"):
+            made[edit.after_call_id].append(edit)
+    seen: set[str] = set()
+    current: str | None = call_id
+    while current is not None and current in graph.links and current not in seen:
+        seen.add(current)
+        edits = made.get(current, [])
+        if edits:
+            yield current, edits
+        parent = graph.links[current].parent
+        before = [edit.before_call_id for edit in edits if edit.before_call_id is not None]
+        current = before[0] if before else None if parent is None else parent[0]
+
+
+def _values(graph: Graph, call_id: str) -> list[bytes]:
+    """What each message of a context says, to compare."""
+    return [_said(node) for node in graph.path(graph.prompt_node[call_id])]
 
 
 def _compaction(graph: Graph, edit: ContextEdit) -> Compaction:
@@ -91,6 +147,9 @@ def _difference(
 
 def _value(graph: Graph, message: ContextMessage) -> bytes:
     assert message.node is not None
-    value = graph.nodes[message.node].match_hash
-    assert value is not None, "contexts are compared in graphs with texts"
-    return value
+    return _said(graph.nodes[message.node])
+
+
+def _said(node: Node) -> bytes:
+    assert node.match_hash is not None, "contexts are compared in graphs with texts"
+    return node.match_hash

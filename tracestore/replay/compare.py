@@ -1,13 +1,15 @@
-"""Two recordings -> where they first differ: two calls, or two episodes call by call."""
+"""Two recordings -> where they first differ: two calls, contexts or branches, or episodes call by call."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tracestore.replay.differences import Difference, first_difference, shared
+from tracestore.graph.messages import preview
+from tracestore.replay.differences import ABSENT, Difference, first_difference, shared
+from tracestore.replay.paths import Path, parting
 from tracestore.replay.tape import Recorded, difference
 from tracestore.wire.arrays import TokenIds
 from tracestore.wire.completion import CompletionFields
@@ -18,9 +20,11 @@ class Differing:
     """One thing in which two calls differ."""
 
     what: str
-    """dialect, request, prompt tokens, outcome, answer 0, tokens of answer 0, calls."""
+    """dialect, request, prompt tokens, outcome, answer 0, tokens of answer 0, calls; of contexts and branches
+    messages, tokens."""
     calls: tuple[str | None, str | None]
-    """Ids; None where a recording has no such call."""
+    """Ids, those of branches with the completion that they end with (`c1/0`); None where a recording has no
+    such call."""
     difference: Difference
 
 
@@ -67,6 +71,25 @@ def of_episodes(one: Sequence[Recorded], other: Sequence[Recorded]) -> Iterator[
                 yield Differing("calls", (ids[0], ids[1]), Difference(at, None, shown[0], shown[1]))
                 break
             yield from of_calls(left[place], right[place])
+
+
+def of_paths(one: Path, other: Path, *, names: tuple[str, str]) -> Iterator[Differing]:
+    """In what two contexts or branches differ: the first message, and the first token where ids are known."""
+    found = parting(one, other)
+    at, inner = found.messages, found.difference
+    where = f"messages[{at}]"
+    if inner is not None:
+        path = f"{where}.{inner.path}" if inner.path else where
+        yield Differing("messages", names, replace(inner, path=path))
+    elif at < max(len(one.messages), len(other.messages)):
+        shown = [
+            preview(side.messages[at].raw) if at < len(side.messages) else ABSENT for side in (one, other)
+        ]
+        yield Differing("messages", names, Difference(where, None, *shown))
+    ids = [side.ids.tolist() for side in (one, other) if side.ids is not None]
+    if found.tokens is not None and found.tokens < max(map(len, ids)):
+        shown = [str(side[found.tokens]) if found.tokens < len(side) else ABSENT for side in ids]
+        yield Differing("tokens", names, Difference(f"[{found.tokens}]", None, *shown))
 
 
 def _outcome(one: Recorded) -> dict[str, Any]:

@@ -106,6 +106,53 @@ def groups(connection: Connection, project: str, *, at: int) -> Iterator[GroupRe
             yield GroupRef(None, tuple(episode_ids))
 
 
+def episodes(
+    connection: Connection,
+    project: str,
+    *,
+    ids: Sequence[str] = (),
+    group_ids: Sequence[str] = (),
+    statuses: Sequence[str] = (),
+) -> list[str]:
+    """The episodes of a project in the order in which they first came: those alone of these ids, groups and
+    statuses, where any are named."""
+    e, g = t.episode.c, t.task_group.c
+    wanted = [(e.id, ids), (g.id, group_ids), (e.status, statuses)]
+    found = (
+        select(e.id)
+        .select_from(
+            t.episode.join(t.project, t.project.c.project_id == e.project_id).outerjoin(
+                t.task_group, (g.project_id == e.project_id) & (g.key == e.group_key)
+            )
+        )
+        # One that is being deleted has no first position any more.
+        .where(t.project.c.name == project, e.first_pos.is_not(None))
+        .where(*(column.in_(values) for column, values in wanted if values))
+        .order_by(e.first_pos)
+    )
+    return list(connection.execute(found).scalars())
+
+
+def forks(connection: Connection, project: str, *, origin: str | None = None) -> list[tuple[str, str]]:
+    """(origin, fork) of the episodes that say what they forked from, in the order in which the forks first
+    came.
+
+    Args:
+        origin: only its forks; None: those of every episode.
+    """
+    fork, other = t.episode.alias("fork"), t.episode.alias("origin")
+    is_origin = (other.c.project_id == fork.c.project_id) & (other.c.key == fork.c.forked_from_episode_key)
+    found = (
+        select(other.c.id, fork.c.id)
+        .select_from(fork.join(t.project, t.project.c.project_id == fork.c.project_id).join(other, is_origin))
+        .where(t.project.c.name == project, fork.c.first_pos.is_not(None))
+        .order_by(fork.c.first_pos)
+    )
+    if origin is not None:
+        found = found.where(other.c.id == origin)
+    return [(origin_id, fork_id) for origin_id, fork_id in connection.execute(found)]
+
+
 def _require_snapshot(connection: Connection, project_id: int, at: int) -> None:
     """Refuse a snapshot of which something was replaced or deleted; reads what came after it, and no more."""
     gone = deleted_between(connection, project_id, at)
