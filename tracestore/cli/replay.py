@@ -59,6 +59,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run this command against the replay (OPENAI_BASE_URL, ANTHROPIC_BASE_URL and"
         " their API keys say where it is), and exit 1 where it asks anything else than was recorded",
     )
+    parser.add_argument(
+        "--tools",
+        action="store_true",
+        help="functions under `tracestore.client.tool` give what was recorded too, without running"
+        " (TRACESTORE_REPLAY_TOOLS says where)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             print_json_line({"url": listening.url, "pid": os.getpid()})
             return
         print_line(f"replaying {', '.join(args.episode)} of {args.db}: run the harness with")
-        for name, value in _environment(listening.url, args.project).items():
+        for name, value in _environment(listening.url, args).items():
             print_line(f"  {name}={value}")
         sys.stdout.flush()
         note("Ctrl-C stops it", args=args)
@@ -99,10 +105,12 @@ def _require(args: argparse.Namespace) -> None:
             )
 
 
-def _environment(url: str, project: str) -> dict[str, str]:
+def _environment(url: str, args: argparse.Namespace) -> dict[str, str]:
     """What SDKs read to find their server; OpenAI's want the version in it. The key names the project."""
+    project: str = args.project
     base, key = f"{url}/replay", "replay" if project == DEFAULT_PROJECT else f"replay:ts-project={project}"
-    return {
+    tools = {"TRACESTORE_REPLAY_TOOLS": base, "TRACESTORE_REPLAY_PROJECT": project} if args.tools else {}
+    return tools | {
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": base,
@@ -113,7 +121,7 @@ def _environment(url: str, project: str) -> dict[str, str]:
 
 def _check(args: argparse.Namespace) -> int:
     with _server(args) as url:
-        environment = os.environ | _environment(url, args.project)
+        environment = os.environ | _environment(url, args)
         ran = subprocess.run(args.check, shell=True, env=environment, check=False)
         query = urllib.parse.urlencode([("episode", one) for one in args.episode])
         request = urllib.request.Request(
@@ -121,7 +129,8 @@ def _check(args: argparse.Namespace) -> int:
         )
         with urllib.request.urlopen(request) as response:
             told: dict[str, Any] = json.load(response)
-    is_identical = not told["missed"] and not told["unasked"]
+    missed_tools = (told["tools"] or {}).get("missed")
+    is_identical = not told["missed"] and not told["unasked"] and not missed_tools
     facts = {"identical": is_identical, "exit_code": ran.returncode, **told}
     if args.json:
         print_json_line(facts)
@@ -137,16 +146,25 @@ def _print(facts: dict[str, Any]) -> None:
         print_line(f"diverged after {missed['after']} answered calls: {missed['hint']}")
         if "nearest_call" in missed:
             print_line(f"  nearest recorded call  {missed['nearest_call']}")
-        difference = missed.get("difference")
-        if difference is not None:
-            at = "" if difference["byte"] is None else f", byte {difference['byte']}"
-            print_line(f"  first difference       {difference['path']}{at}")
-            print_line(f"    recorded             {difference['recorded']}")
-            print_line(f"    asked                {difference['asked']}")
+        _print_difference(missed)
+    for missed in (facts["tools"] or {"missed": []})["missed"][:SHOWN]:
+        print_line(f"tool {missed['tool']} diverged after {missed['after']} answered runs: {missed['hint']}")
+        if "nearest_tool_call" in missed:
+            print_line(f"  nearest recorded run   {missed['nearest_tool_call']}")
+        _print_difference(missed)
     if facts["unasked"]:
         print_line(f"never asked: {', '.join(facts['unasked'][:SHOWN])} ({facts['num_unasked']} in all)")
     if facts["exit_code"]:
         print_line(f"the command ended with exit code {facts['exit_code']}")
+
+
+def _print_difference(missed: dict[str, Any]) -> None:
+    difference = missed.get("difference")
+    if difference is not None:
+        at = "" if difference["byte"] is None else f", byte {difference['byte']}"
+        print_line(f"  first difference       {difference['path']}{at}")
+        print_line(f"    recorded             {difference['recorded']}")
+        print_line(f"    asked                {difference['asked']}")
 
 
 def _server(args: argparse.Namespace) -> AbstractContextManager[str]:

@@ -28,12 +28,14 @@ only puts an event into a queue, and waits where that is full (10,000 events or 
 `tracestore.instrument.wrap` record under it, each thread and asyncio task under its own.
 """
 
-from tracestore.client.current import ToolUse, current_agent, current_call, current_episode
+from tracestore.client.current import ToolUse, current_agent, current_call, current_episode, tool_use
 from tracestore.client.errors import (
     ClientClosed,
     ClientError,
     NotRecordable,
+    NotReplayed,
     PayloadTooLarge,
+    RecordedToolError,
     Rejected,
     RejectedEvents,
     RequestRefused,
@@ -51,6 +53,7 @@ from tracestore.client.recording import (
     Episode,
     Group,
 )
+from tracestore.client.replayed import ToolReplay, replayed_tools
 from tracestore.client.tools import tool
 
 __all__ = [
@@ -65,16 +68,21 @@ __all__ = [
     "Episode",
     "Group",
     "NotRecordable",
+    "NotReplayed",
     "PayloadTooLarge",
+    "RecordedToolError",
     "Rejected",
     "RejectedEvents",
     "RequestRefused",
     "ServerAway",
     "SpoolUnusable",
     "Stats",
+    "ToolReplay",
     "ToolUse",
     "current_agent",
     "current_call",
     "current_episode",
+    "replayed_tools",
     "tool",
+    "tool_use",
 ]
