@@ -27,6 +27,7 @@ from tracestore.cli.common import (
 )
 from tracestore.cli.serving import serving
 from tracestore.cli.show import NothingRecorded, is_episode
+from tracestore.replay.missed import missed_lines
 
 SHOWN = 10
 """Differences that a check prints."""
@@ -142,29 +143,14 @@ def _check(args: argparse.Namespace) -> int:
 def _print(facts: dict[str, Any]) -> None:
     if facts["identical"]:
         print_line(f"identical: all {facts['calls']} recorded calls were asked, and nothing else")
-    for missed in facts["missed"][:SHOWN]:
-        print_line(f"diverged after {missed['after']} answered calls: {missed['hint']}")
-        if "nearest_call" in missed:
-            print_line(f"  nearest recorded call  {missed['nearest_call']}")
-        _print_difference(missed)
-    for missed in (facts["tools"] or {"missed": []})["missed"][:SHOWN]:
-        print_line(f"tool {missed['tool']} diverged after {missed['after']} answered runs: {missed['hint']}")
-        if "nearest_tool_call" in missed:
-            print_line(f"  nearest recorded run   {missed['nearest_tool_call']}")
-        _print_difference(missed)
+    missed_tools = (facts["tools"] or {"missed": []})["missed"]
+    for missed in (*facts["missed"][:SHOWN], *missed_tools[:SHOWN]):
+        for line in missed_lines(missed):
+            print_line(line)
     if facts["unasked"]:
         print_line(f"never asked: {', '.join(facts['unasked'][:SHOWN])} ({facts['num_unasked']} in all)")
     if facts["exit_code"]:
         print_line(f"the command ended with exit code {facts['exit_code']}")
-
-
-def _print_difference(missed: dict[str, Any]) -> None:
-    difference = missed.get("difference")
-    if difference is not None:
-        at = "" if difference["byte"] is None else f", byte {difference['byte']}"
-        print_line(f"  first difference       {difference['path']}{at}")
-        print_line(f"    recorded             {difference['recorded']}")
-        print_line(f"    asked                {difference['asked']}")
 
 
 def _server(args: argparse.Namespace) -> AbstractContextManager[str]:
