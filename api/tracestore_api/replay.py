@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from anyio import to_thread
@@ -27,6 +28,7 @@ from starlette.types import Receive, Scope, Send
 
 from tracestore.importers.exchanges import Exchange, request_body
 from tracestore.replay.answers import body_of, encoded, error_of, recorded_events
+from tracestore.replay.definitions import ToolDefinition, tool_definitions
 from tracestore.replay.keys import Asked
 from tracestore.replay.streams import stream_of
 from tracestore.replay.tape import NotRecorded, NotReplayable, Played, Recorded, Tape, recorded_calls
@@ -42,6 +44,7 @@ from tracestore_api.problems import problem_of, problem_response
 from tracestore_api.proxy.capture import text_of
 from tracestore_api.proxy.lineage import Recent
 from tracestore_api.proxy.names import Names, address_of, state_body
+from tracestore_api.replay_mcp import serve_mcp, server_named
 from tracestore_api.replay_tools import TOOLS, tool_of, tool_response
 from tracestore_api.response import StrictJSON
 
@@ -100,6 +103,20 @@ class Replay:
         """Answer one request."""
         project = admitted(scope, needs="read")
         address = address_of(scope["path"], scope["headers"], prefix=PREFIX)
+        server = server_named(address.path)
+        if server is not None:
+            episodes = self._named(address.names)
+            tools = await to_thread.run_sync(self._tools, project, episodes)
+            definitions = partial(self._definitions, project, episodes)
+            await serve_mcp(
+                *(tools, definitions),
+                name=server,
+                names=address.names,
+                scope=scope,
+                receive=receive,
+                send=send,
+            )
+            return
         with self._admission.ticket() as ticket:
             body = await read_body(
                 receive,
@@ -204,6 +221,10 @@ class Replay:
 
     def _tool_calls(self, project: str, episodes: Sequence[str]) -> list[RecordedTool]:
         return [one for episode in episodes for one in recorded_tools(self._store.load(project, episode))]
+
+    def _definitions(self, project: str, episodes: tuple[str, ...]) -> list[ToolDefinition]:
+        tape, tools = self._tape(project, episodes), self._tools(project, episodes)
+        return tool_definitions((one.asked.body for one in tape.calls), also=tools.names)
 
     async def _status(self, request: Request) -> Response:
         """What a run has not asked for yet."""

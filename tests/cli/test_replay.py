@@ -109,6 +109,14 @@ def test_an_episode_that_is_not_there_is_told_before_anything_runs(
     assert "tracestore show" in capsys.readouterr().err
 
 
+def test_an_mcp_server_has_stdin_and_stdout_to_itself(
+    database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["replay", "--db", database, "--project", "tau", "--episode", "e", "--mcp", "--check", "true"]
+    assert main(argv) == 2
+    assert "goes without --check" in capsys.readouterr().err
+
+
 def test_an_episode_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["replay", "--json"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.factories import agent, answer, assistant, call, raw, tool, tool_call, tool_use, user
 from tests.factories import episode as an_episode
+from tests.sample_traces.traces import NAMES, SCRIPTED, scripted_path, trace_path
 from tracestore.replay.tape import NotRecorded, NotReplayable
 from tracestore.replay.tools import (
     AskedTool,
@@ -22,6 +25,7 @@ from tracestore.replay.tools import (
     recorded_tools,
     results_in,
 )
+from tracestore.wire.decode import decode_event
 from tracestore.wire.events import AnyEvent
 
 START: list[AnyEvent] = [an_episode(), agent("e/a", name="a"), agent("e/b", name="b")]
@@ -225,6 +229,29 @@ def test_what_is_gone_since_is_answered_no_more_and_runs_go_on() -> None:
         of_two.answer(run())
     of_two.rewind()
     assert told(of_two, run()) == "a"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*map(trace_path, NAMES), *map(scripted_path, SCRIPTED)],
+    ids=lambda path: f"{path.parent.name}-{path.stem}",
+)
+def test_a_recorded_system_gets_every_result_again_where_it_stood(path: Path) -> None:
+    by_episode: dict[str, list[AnyEvent]] = defaultdict(list)
+    for line in path.read_bytes().splitlines():
+        event = decode_event(line)
+        by_episode[getattr(event, "episode_id", None) or event.id].append(event)
+    for events in by_episode.values():
+        recorded = recorded_tools(events)
+        known = {event.id for event in events if event.kind == "tool_call"}
+        assert known <= {one.id for one in recorded}
+        of_all = ToolTape(recorded)
+        for one in recorded:
+            try:
+                assert of_all.answer(one.asked, agent=one.agent_names[0]).recorded is one
+            except NotReplayable:
+                assert one.run.result is None  # its last answer named it, and no call was shown what it gave
+        assert of_all.status()["answered"] == len(recorded)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,14 @@ def add_parser(subparsers: Subparsers) -> None:
         " their API keys say where it is), and exit 1 where it asks anything else than was recorded",
     )
     parser.add_argument(
+        "--mcp",
+        metavar="SERVER",
+        nargs="?",
+        const="",
+        help="be an MCP server on stdin and stdout that gives what tools gave; with SERVER, those that the"
+        " harness calls mcp__SERVER__TOOL, else all",
+    )
+    parser.add_argument(
         "--tools",
         action="store_true",
         help="functions under `tracestore.client.tool` give what was recorded too, without running"
@@ -70,6 +78,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _require(args)
+    if args.mcp is not None:
+        return _mcp(args)
     if args.check is not None:
         return _check(args)
     with extra("serve"):
@@ -118,6 +128,25 @@ def _environment(url: str, args: argparse.Namespace) -> dict[str, str]:
         "ANTHROPIC_API_KEY": key,
         "TRACESTORE_REPLAY_URL": base,
     }
+
+
+def _mcp(args: argparse.Namespace) -> int:
+    if args.check is not None or args.port or args.tools:
+        raise UsageError(hint="--mcp speaks on stdin and stdout: it goes without --check, --port and --tools")
+    import asyncio
+
+    with extra("mcp"):
+        from tracestore.replay.mcp_server import serve_stdio, server_of
+    from tracestore.replay.definitions import tool_definitions
+    from tracestore.replay.tools import ToolTape, recorded_tools
+
+    with opened_store(args, create=False) as store:
+        episodes = [store.load(args.project, episode) for episode in args.episode]
+    tape = ToolTape(one for events in episodes for one in recorded_tools(events))
+    requests = [event.request for events in episodes for event in events if event.kind == "call"]
+    definitions = tool_definitions(requests, also=tape.names)
+    asyncio.run(serve_stdio(server_of(tape, lambda: definitions, name=args.mcp)))
+    return 0
 
 
 def _check(args: argparse.Namespace) -> int:

@@ -146,7 +146,7 @@ class RecordedTool:
                 tool_call=run.id,
                 hint="its result was no JSON, and was recorded by its repr: let it give JSON",
             )
-        if run.status == "cancelled":
+        if run.status == "cancelled" and run.result is None:
             raise NotReplayable(
                 tool_call=run.id, hint="it was cancelled when it was recorded: nothing came back"
             )
@@ -195,6 +195,11 @@ class ToolTape:
         self._by_key: dict[tuple[str, bytes, bytes | None], list[RecordedTool]] = defaultdict(list)
         for one in self.tools:
             self._by_key[one.asked.key].append(one)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tools that ran, in that order."""
+        return list(dict.fromkeys(one.run.name for one in self.tools if one.run.name))
 
     def answer(self, asked: AskedTool, *, run: str = "", agent: str | None = None) -> PlayedTool:
         """The recorded tool call whose result answers, which is then used up for this run of the harness.
@@ -290,8 +295,7 @@ class ToolTape:
             )
         near = self.nearest(asked)
         if near is None:
-            names = sorted({one.run.name for one in self.tools if one.run.name})
-            return NotRecorded(tool=asked.name, recorded_tools=names, hint="no such tool was recorded")
+            return NotRecorded(tool=asked.name, recorded_tools=self.names, hint="no such tool was recorded")
         recorded, difference = near
         return NotRecorded(
             tool=asked.name,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from typing import Any
 
 import httpx
 import pytest
+from mcp.client.client import Client
+from mcp.shared.exceptions import MCPError
 
 from tests.api.proxy.scripted import Running
 from tests.factories import agent, call, episode, posted, raw, tool_call
@@ -32,6 +36,10 @@ def asking(proxy: Running, *segments: str) -> str:
     return "/".join((proxy.url.removesuffix("/proxy"), "replay", "episode=e", *segments, "tools/call"))
 
 
+def asking_mcp(proxy: Running) -> str:
+    return asking(proxy).removesuffix("tools/call") + "mcp"
+
+
 RUN = {"name": "run", "arguments": {"n": 1}}
 
 
@@ -52,6 +60,31 @@ def test_equal_runs_get_their_results_in_order_and_the_status_counts_them(proxy:
     assert (told["calls"], told["answered"], [one["tool"] for one in told["missed"]]) == (2, 2, ["run"])
     assert httpx.delete(status, params={"episode": "e"}).status_code == 204
     assert httpx.post(asking(proxy), json=RUN).json()["tool_call"] == "x0"
+
+
+def test_the_official_mcp_client_reads_them_over_http(
+    proxy: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(proxy, "first", "second")
+
+    async def asking(url: str, name: str) -> list[Any]:
+        async with Client(url) as client:
+            listed = [one.name for one in (await client.list_tools()).tools]
+            given = [await client.call_tool(name, {"n": 1}) for _ in range(2)]
+            with pytest.raises(MCPError, match="all its recorded results were given"):
+                await client.call_tool(name, {"n": 1})
+        return [listed, *(one.content[0] for one in given)]
+
+    url = asking_mcp(proxy)
+    listed, *given = asyncio.run(asking(url, "run"))
+    assert (listed, [one.text for one in given]) == (["run"], ["first", "second"])
+    told = httpx.get(proxy.url.replace("/proxy", "/replay"), params={"episode": "e"}).json()["tools"]
+    assert told["answered"] == 2
+    assert httpx.get(url).status_code == 405
+    assert httpx.post(url.replace("=e", "=none"), json={}).status_code == 404
+    monkeypatch.setitem(sys.modules, "mcp.server.streamable_http_manager", None)
+    missing = httpx.post(url, json={})
+    assert (missing.status_code, 'pip install "tracestore[mcp]"' in missing.json()["hint"]) == (400, True)
 
 
 @pytest.mark.parametrize(
