@@ -2,7 +2,7 @@
 
     base_url = http://127.0.0.1:8421/replay/episode=e1/v1        OpenAI: chat, responses, completions
     base_url = http://127.0.0.1:8421/replay/episode=e1           Anthropic: messages
-    POST       http://127.0.0.1:8421/replay/episode=e1/tools/call     tools: see `replay_tools`
+    .../replay/episode=e1/tools/call, .../replay/episode=e1/mcp  tools: see `replay_tools`
 
 Names stand where those of the recording proxy stand (`proxy.names`): the path, headers, a suffix of the API
 key. `episode` is what is replayed; `agent` or `agent-name` says whose answer is wanted; `run` gives a run of
@@ -16,8 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from anyio import to_thread
@@ -28,11 +27,9 @@ from starlette.types import Receive, Scope, Send
 
 from tracestore.importers.exchanges import Exchange, request_body
 from tracestore.replay.answers import body_of, encoded, error_of, recorded_events
-from tracestore.replay.definitions import ToolDefinition, tool_definitions
 from tracestore.replay.keys import Asked
 from tracestore.replay.streams import stream_of
 from tracestore.replay.tape import NotRecorded, NotReplayable, Played, Recorded, Tape, recorded_calls
-from tracestore.replay.tools import RecordedTool, ToolTape, recorded_tools
 from tracestore.settings import Settings
 from tracestore.store.keys import Right
 from tracestore.store.store import Store
@@ -44,8 +41,7 @@ from tracestore_api.problems import problem_of, problem_response
 from tracestore_api.proxy.capture import text_of
 from tracestore_api.proxy.lineage import Recent
 from tracestore_api.proxy.names import Names, address_of, state_body
-from tracestore_api.replay_mcp import serve_mcp, server_named
-from tracestore_api.replay_tools import TOOLS, tool_of, tool_response
+from tracestore_api.replay_tools import Tools
 from tracestore_api.response import StrictJSON
 
 _TAPES = 16
@@ -68,8 +64,6 @@ class _Held:
     snapshot: int
     """Every event, deletion and redaction takes a position of its own."""
     looked_at: float
-    tools: ToolTape | None = None
-    """None: no tool was asked for yet."""
 
 
 class Replay:
@@ -90,6 +84,7 @@ class Replay:
         self._lock = threading.Lock()
         """Of `_tapes`."""
         self._loading = threading.Lock()
+        self._tools = Tools(store, admission=self._admission, max_body_bytes=settings.max_body_bytes)
 
     def routes(self) -> list[Route]:
         """Its routes in an app."""
@@ -103,18 +98,9 @@ class Replay:
         """Answer one request."""
         project = admitted(scope, needs="read")
         address = address_of(scope["path"], scope["headers"], prefix=PREFIX)
-        server = server_named(address.path)
-        if server is not None:
-            episodes = self._named(address.names)
-            tools = await to_thread.run_sync(self._tools, project, episodes)
-            definitions = partial(self._definitions, project, episodes)
-            await serve_mcp(
-                *(tools, definitions),
-                name=server,
-                names=address.names,
-                scope=scope,
-                receive=receive,
-                send=send,
+        if self._tools.are_at(address.path):
+            await self._tools.serve(
+                scope, receive, send, project=project, episodes=self._named, address=address
             )
             return
         with self._admission.ticket() as ticket:
@@ -128,10 +114,6 @@ class Replay:
                 return
             coding = coding_of(text_of(scope["headers"], "content-encoding"))
             text = decompress(body, coding=coding, max_bytes=self._max_body_bytes, ticket=ticket)
-            if address.path == TOOLS:
-                tool = await to_thread.run_sync(self._answered_tool, project, address.names, text)
-                await tool(scope, receive, send)
-                return
             asked = _asked(address.path, text)
             state_body(address.names, asked.body.value())
             # Reading a recording takes time, and a miss looks through all of it: not on the loop.
@@ -156,11 +138,6 @@ class Replay:
             tape.miss(run, error)
             return problem_response(problem_of(error), headers=_NO_RETRY)
 
-    def _answered_tool(self, project: str, names: Names, text: bytes) -> Response:
-        asked = tool_of(text)
-        episodes = self._named(names)
-        return tool_response(self._tools(project, episodes), asked, names)
-
     def _named(self, names: Names) -> tuple[str, ...]:
         # A trace id, which any instrumented client sends, names no recording.
         episode = names.get("episode") if names.places.get("episode") in _NAMING else None
@@ -181,19 +158,6 @@ class Replay:
                 held = self._looked(key, self._held(key))
         return held.tape
 
-    def _tools(self, project: str, episodes: tuple[str, ...]) -> ToolTape:
-        """Their recorded tool calls: read when the first one is asked for, and kept beside the tape."""
-        self._tape(project, episodes)
-        key = (project, episodes)
-        with self._loading:
-            held = self._held(key) or self._looked(key, None)
-            if held.tools is None:
-                held = replace(held, tools=ToolTape(self._tool_calls(*key)))
-                with self._lock:
-                    self._tapes.put(key, held)
-        assert held.tools is not None
-        return held.tools
-
     def _held(self, key: tuple[str, tuple[str, ...]]) -> _Held | None:
         with self._lock:
             return self._tapes.get(key)
@@ -203,14 +167,12 @@ class Replay:
         looked_at = time.monotonic()
         snapshot = self._store.snapshot(key[0])  # before the calls: what comes between is read again
         if held is None:
-            tape, tools = Tape(self._calls(*key)), None
+            tape = Tape(self._calls(*key))
         else:
-            tape, tools = held.tape, held.tools
+            tape = held.tape
             if held.snapshot != snapshot:
                 tape.refresh(self._calls(*key))
-                if tools is not None:
-                    tools.refresh(self._tool_calls(*key))
-        found = _Held(tape, snapshot, looked_at, tools)
+        found = _Held(tape, snapshot, looked_at)
         with self._lock:
             self._tapes.put(key, found)
         return found
@@ -218,13 +180,6 @@ class Replay:
     def _calls(self, project: str, episodes: Sequence[str]) -> list[Recorded]:
         events = (self._store.load(project, episode) for episode in episodes)
         return [call for some in events for call in recorded_calls(some)]
-
-    def _tool_calls(self, project: str, episodes: Sequence[str]) -> list[RecordedTool]:
-        return [one for episode in episodes for one in recorded_tools(self._store.load(project, episode))]
-
-    def _definitions(self, project: str, episodes: tuple[str, ...]) -> list[ToolDefinition]:
-        tape, tools = self._tape(project, episodes), self._tools(project, episodes)
-        return tool_definitions((one.asked.body for one in tape.calls), also=tools.names)
 
     async def _status(self, request: Request) -> Response:
         """What a run has not asked for yet."""
@@ -234,17 +189,14 @@ class Replay:
         facts: dict[str, Any] = {"episodes": list(episodes), "run": run, "calls": len(tape.calls)}
         answered = {"answered": len(tape.calls) - len(unasked), "unasked": unasked[:_TOLD]}
         answered |= {"num_unasked": len(unasked)}
-        held = self._held((project, episodes))
-        tools = None if held is None or held.tools is None else held.tools.status(run)
+        tools = self._tools.status(project, episodes, run)
         return StrictJSON(facts | answered | {"missed": tape.missed(run), "tools": tools})
 
     async def _rewind(self, request: Request) -> Response:
         """Let a run begin again."""
         project, episodes, run = self._wanted(request, needs="write")
         (await to_thread.run_sync(self._tape, project, episodes)).rewind(run)
-        held = self._held((project, episodes))
-        if held is not None and held.tools is not None:
-            held.tools.rewind(run)
+        self._tools.rewind(project, episodes, run)
         return Response(status_code=204)
 
     def _wanted(self, request: Request, *, needs: Right = "read") -> tuple[str, tuple[str, ...], str]:

@@ -14,7 +14,7 @@ from mcp.shared.exceptions import MCPError
 from tests.api.proxy.scripted import Running
 from tests.factories import agent, call, episode, posted, raw, tool_call
 from tracestore.wire.base import Raw
-from tracestore_api import replay
+from tracestore_api import replay_tools
 
 
 def record(proxy: Running, *results: Any) -> None:
@@ -106,7 +106,7 @@ def test_what_is_no_run_of_a_tool_says_what_is(body: bytes, hint: str, proxy: Ru
 def test_what_was_redacted_or_deleted_since_is_answered_no_more(
     proxy: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "_FRESH_S", 0.0)
+    monkeypatch.setattr(replay_tools, "_FRESH_S", 0.0)
     record(proxy, "public", "the key is sk-12345")
     api = proxy.url.removesuffix("/proxy")
     assert httpx.post(asking(proxy), json=RUN).json()["result"] == "public"
