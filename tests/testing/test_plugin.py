@@ -23,18 +23,41 @@ from tracestore.wire.events import AnyEvent
 pytest_plugins = ["pytester"]
 
 ASKS = """
-import json, urllib.error, urllib.request
+import json, os, urllib.error, urllib.request
+from tracestore.client import tool, tool_use
+
+@tool
+def look(at):
+    assert "REPLAYED" not in os.environ
+    return f"a bridge at {at}"
+
+def answer(replay, *messages):
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    with urllib.request.urlopen(replay.base_url + "/chat/completions", data=body) as answer:
+        return json.load(answer)["choices"][0]["message"]
 
 def ask(replay, question):
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": question}]}).encode()
-    with urllib.request.urlopen(replay.base_url + "/chat/completions", data=body) as answer:
-        return json.load(answer)["choices"][0]["message"]["content"]
+    return answer(replay, {"role": "user", "content": question})["content"]
 
 def test_asks(tracestore_replay):
     assert [ask(tracestore_replay, "again?") for _ in range(2)] == ["one", "two"]
+    question = {"role": "user", "content": "look!"}
+    said = answer(tracestore_replay, question)
+    [use] = said["tool_calls"]
+    with tracestore_replay.tools(), tool_use(use["id"]):
+        shown = look(**json.loads(use["function"]["arguments"]))
+    result = {"role": "tool", "tool_call_id": use["id"], "content": shown}
+    assert answer(tracestore_replay, question, said, result)["content"] == "seen"
     assert tracestore_replay.unasked == []
 """
 CHANGED = """
+def test_other_tool(tracestore_replay):
+    with tracestore_replay.tools():
+        try:
+            look(2)
+        except Exception:
+            pass
+
 def test_changed(tracestore_replay):
     ask(tracestore_replay, "against?")
 
@@ -45,11 +68,33 @@ def test_goes_on(tracestore_replay):
     except urllib.error.HTTPError:
         pass
 """
+LOOKS = d.body_of(
+    {
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": "tool_calls",
+                "message": {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [
+                        {
+                            "id": "t1",
+                            "type": "function",
+                            "function": {"name": "look", "arguments": '{"at": 1}'},
+                        }
+                    ],
+                },
+            }
+        ],
+    }
+)
 PLUGIN = ("-p", "tracestore.testing.plugin", "-p", "no:cacheprovider")
 
 
 def test_the_first_run_records_and_later_ones_replay_and_say_where_they_differ(
-    pytester: pytest.Pytester,
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(test_it=ASKS)
     trace = pytester.path / "traces" / "test_it" / "test_asks.jsonl"
@@ -57,28 +102,34 @@ def test_the_first_run_records_and_later_ones_replay_and_say_where_they_differ(
     missing.assert_outcomes(errors=1)
     missing.stdout.fnmatch_lines(["*test_asks.jsonl is not there: record it*"])
     with scripted_upstream() as upstream:
-        upstream.says(Said(d.chat("one")), Said(d.chat("two")))
+        upstream.says(Said(d.chat("one")), Said(d.chat("two")), Said(LOOKS), Said(d.chat("seen")))
         pytester.runpytest_inprocess(*PLUGIN, "--tracestore-upstream", upstream.url).assert_outcomes(passed=1)
-        assert len(upstream.seen) == 2
+        assert len(upstream.seen) == 4
     lines = trace.read_text().splitlines()
     named = [(one["kind"], one["id"].rpartition("::")[2]) for one in map(json.loads, lines)]
     assert named == [
         ("call", "test_asks/main/0"),
         ("call", "test_asks/main/1"),
+        ("call", "test_asks/main/2"),
+        ("tool_call", "test_asks/main/2/tool/0"),
+        ("call", "test_asks/main/3"),
         ("episode", "test_asks"),
         ("agent", "test_asks/main"),
     ]
     assert "_at" not in "".join(name for line in lines for name in json.loads(line))
 
     pytester.makepyfile(test_it=ASKS + CHANGED)
-    for name in ("test_changed", "test_goes_on"):
+    monkeypatch.setenv("REPLAYED", "1")
+    for name in ("test_changed", "test_goes_on", "test_other_tool"):
         shutil.copy(trace, trace.with_name(f"{name}.jsonl"))
     again = pytester.runpytest_inprocess(
         *PLUGIN, "--tracestore-replay=none", "--tracestore-upstream=http://["
     )
-    again.assert_outcomes(passed=1, failed=2)
+    again.assert_outcomes(passed=1, failed=3)
     again.stdout.fnmatch_lines(
         [
+            "tool look diverged after 0 answered runs:*",
+            "*first difference       arguments.at",
             "*HTTPError: HTTP Error 409*",
             "*first difference       messages[[]0].content, byte 5",
             "*recorded             again[?]",

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, Self
 from urllib.parse import quote, urlencode
 
 from tracestore.cli.serving import serving
+from tracestore.client import replayed_tools
 from tracestore.errors import TracestoreError
 from tracestore.graph.spans import members
 from tracestore.replay.missed import missed_lines
@@ -74,6 +75,15 @@ class Replayed:
         """What clients read to find their server, for a harness in a process of its own."""
         return {"OPENAI_BASE_URL": self.base_url, "ANTHROPIC_BASE_URL": self.anthropic_url}
 
+    def tools(self) -> AbstractContextManager[object]:
+        """In its block, functions under `@tool` give what the model was shown of them, and do not run.
+
+        While it is recorded they run. What the model was shown is a text, so that is what they should give.
+        """
+        if self.is_recording:
+            return nullcontext()
+        return replayed_tools(self.url, project=PROJECT)
+
     @property
     def unasked(self) -> list[str]:
         """Ids of the recorded calls that the test has not asked for; [] while it is recorded."""
@@ -81,7 +91,8 @@ class Replayed:
 
     def missed(self) -> str | None:
         """What the test asked that was never recorded, for people; None: nothing."""
-        missed: Sequence[Mapping[str, Any]] = self._status().get("missed", ())
+        status = self._status()
+        missed = [*status.get("missed", ()), *(status.get("tools") or {}).get("missed", ())]
         if not missed:
             return None
         lines = [line for one in missed for line in missed_lines(one)]
