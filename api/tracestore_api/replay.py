@@ -2,6 +2,7 @@
 
     base_url = http://127.0.0.1:8421/replay/episode=e1/v1        OpenAI: chat, responses, completions
     base_url = http://127.0.0.1:8421/replay/episode=e1           Anthropic: messages
+    .../replay/episode=e1/tools/call, .../replay/episode=e1/mcp  tools: see `replay_tools`
 
 Names stand where those of the recording proxy stand (`proxy.names`): the path, headers, a suffix of the API
 key. `episode` is what is replayed; `agent` or `agent-name` says whose answer is wanted; `run` gives a run of
@@ -40,6 +41,7 @@ from tracestore_api.problems import problem_of, problem_response
 from tracestore_api.proxy.capture import text_of
 from tracestore_api.proxy.lineage import Recent
 from tracestore_api.proxy.names import Names, address_of, state_body
+from tracestore_api.replay_tools import Tools
 from tracestore_api.response import StrictJSON
 
 _TAPES = 16
@@ -82,6 +84,7 @@ class Replay:
         self._lock = threading.Lock()
         """Of `_tapes`."""
         self._loading = threading.Lock()
+        self._tools = Tools(store, admission=self._admission, max_body_bytes=settings.max_body_bytes)
 
     def routes(self) -> list[Route]:
         """Its routes in an app."""
@@ -95,6 +98,11 @@ class Replay:
         """Answer one request."""
         project = admitted(scope, needs="read")
         address = address_of(scope["path"], scope["headers"], prefix=PREFIX)
+        if self._tools.are_at(address.path):
+            await self._tools.serve(
+                scope, receive, send, project=project, episodes=self._named, address=address
+            )
+            return
         with self._admission.ticket() as ticket:
             body = await read_body(
                 receive,
@@ -181,12 +189,14 @@ class Replay:
         facts: dict[str, Any] = {"episodes": list(episodes), "run": run, "calls": len(tape.calls)}
         answered = {"answered": len(tape.calls) - len(unasked), "unasked": unasked[:_TOLD]}
         answered |= {"num_unasked": len(unasked)}
-        return StrictJSON(facts | answered | {"missed": tape.missed(run)})
+        tools = self._tools.status(project, episodes, run)
+        return StrictJSON(facts | answered | {"missed": tape.missed(run), "tools": tools})
 
     async def _rewind(self, request: Request) -> Response:
         """Let a run begin again."""
         project, episodes, run = self._wanted(request, needs="write")
         (await to_thread.run_sync(self._tape, project, episodes)).rewind(run)
+        self._tools.rewind(project, episodes, run)
         return Response(status_code=204)
 
     def _wanted(self, request: Request, *, needs: Right = "read") -> tuple[str, tuple[str, ...], str]:

@@ -27,6 +27,7 @@ from tracestore.cli.common import (
 )
 from tracestore.cli.serving import serving
 from tracestore.cli.show import NothingRecorded, is_episode
+from tracestore.replay.missed import missed_lines
 
 SHOWN = 10
 """Differences that a check prints."""
@@ -59,10 +60,26 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run this command against the replay (OPENAI_BASE_URL, ANTHROPIC_BASE_URL and"
         " their API keys say where it is), and exit 1 where it asks anything else than was recorded",
     )
+    parser.add_argument(
+        "--mcp",
+        metavar="SERVER",
+        nargs="?",
+        const="",
+        help="be an MCP server on stdin and stdout that gives what tools gave; with SERVER, those that the"
+        " harness calls mcp__SERVER__TOOL, else all",
+    )
+    parser.add_argument(
+        "--tools",
+        action="store_true",
+        help="functions under `tracestore.client.tool` give what was recorded too, without running"
+        " (TRACESTORE_REPLAY_TOOLS says where)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     _require(args)
+    if args.mcp is not None:
+        return _mcp(args)
     if args.check is not None:
         return _check(args)
     with extra("serve"):
@@ -73,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             print_json_line({"url": listening.url, "pid": os.getpid()})
             return
         print_line(f"replaying {', '.join(args.episode)} of {args.db}: run the harness with")
-        for name, value in _environment(listening.url, args.project).items():
+        for name, value in _environment(listening.url, args).items():
             print_line(f"  {name}={value}")
         sys.stdout.flush()
         note("Ctrl-C stops it", args=args)
@@ -99,10 +116,12 @@ def _require(args: argparse.Namespace) -> None:
             )
 
 
-def _environment(url: str, project: str) -> dict[str, str]:
+def _environment(url: str, args: argparse.Namespace) -> dict[str, str]:
     """What SDKs read to find their server; OpenAI's want the version in it. The key names the project."""
+    project: str = args.project
     base, key = f"{url}/replay", "replay" if project == DEFAULT_PROJECT else f"replay:ts-project={project}"
-    return {
+    tools = {"TRACESTORE_REPLAY_TOOLS": base, "TRACESTORE_REPLAY_PROJECT": project} if args.tools else {}
+    return tools | {
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": base,
@@ -111,9 +130,28 @@ def _environment(url: str, project: str) -> dict[str, str]:
     }
 
 
+def _mcp(args: argparse.Namespace) -> int:
+    if args.check is not None or args.port or args.tools:
+        raise UsageError(hint="--mcp speaks on stdin and stdout: it goes without --check, --port and --tools")
+    import asyncio
+
+    with extra("mcp"):
+        from tracestore.replay.mcp_server import serve_stdio, server_of
+    from tracestore.replay.definitions import tool_definitions
+    from tracestore.replay.tools import ToolTape, recorded_tools
+
+    with opened_store(args, create=False) as store:
+        episodes = [store.load(args.project, episode) for episode in args.episode]
+    tape = ToolTape(one for events in episodes for one in recorded_tools(events))
+    requests = [event.request for events in episodes for event in events if event.kind == "call"]
+    definitions = tool_definitions(requests, also=tape.names)
+    asyncio.run(serve_stdio(server_of(tape, lambda: definitions, name=args.mcp)))
+    return 0
+
+
 def _check(args: argparse.Namespace) -> int:
     with _server(args) as url:
-        environment = os.environ | _environment(url, args.project)
+        environment = os.environ | _environment(url, args)
         ran = subprocess.run(args.check, shell=True, env=environment, check=False)
         query = urllib.parse.urlencode([("episode", one) for one in args.episode])
         request = urllib.request.Request(
@@ -121,7 +159,8 @@ def _check(args: argparse.Namespace) -> int:
         )
         with urllib.request.urlopen(request) as response:
             told: dict[str, Any] = json.load(response)
-    is_identical = not told["missed"] and not told["unasked"]
+    missed_tools = (told["tools"] or {}).get("missed")
+    is_identical = not told["missed"] and not told["unasked"] and not missed_tools
     facts = {"identical": is_identical, "exit_code": ran.returncode, **told}
     if args.json:
         print_json_line(facts)
@@ -133,16 +172,10 @@ def _check(args: argparse.Namespace) -> int:
 def _print(facts: dict[str, Any]) -> None:
     if facts["identical"]:
         print_line(f"identical: all {facts['calls']} recorded calls were asked, and nothing else")
-    for missed in facts["missed"][:SHOWN]:
-        print_line(f"diverged after {missed['after']} answered calls: {missed['hint']}")
-        if "nearest_call" in missed:
-            print_line(f"  nearest recorded call  {missed['nearest_call']}")
-        difference = missed.get("difference")
-        if difference is not None:
-            at = "" if difference["byte"] is None else f", byte {difference['byte']}"
-            print_line(f"  first difference       {difference['path']}{at}")
-            print_line(f"    recorded             {difference['recorded']}")
-            print_line(f"    asked                {difference['asked']}")
+    missed_tools = (facts["tools"] or {"missed": []})["missed"]
+    for missed in (*facts["missed"][:SHOWN], *missed_tools[:SHOWN]):
+        for line in missed_lines(missed):
+            print_line(line)
     if facts["unasked"]:
         print_line(f"never asked: {', '.join(facts['unasked'][:SHOWN])} ({facts['num_unasked']} in all)")
     if facts["exit_code"]:

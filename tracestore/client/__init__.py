@@ -25,15 +25,18 @@ In a coroutine the same two are `await client.aflush()` and `async with Client()
 only puts an event into a queue, and waits where that is full (10,000 events or 256 MB).
 
 `with episode:` and `with agent:` set what is current for the block: `@tool` functions and SDKs wrapped by
-`tracestore.instrument.wrap` record under it, each thread and asyncio task under its own.
+`tracestore.instrument.wrap` record under it, each thread and asyncio task under its own. In the block `with
+replayed_tools(URL):` functions under `@tool` give what was recorded, and do not run.
 """
 
-from tracestore.client.current import ToolUse, current_agent, current_call, current_episode
+from tracestore.client.current import ToolUse, current_agent, current_call, current_episode, tool_use
 from tracestore.client.errors import (
     ClientClosed,
     ClientError,
     NotRecordable,
+    NotReplayed,
     PayloadTooLarge,
+    RecordedToolError,
     Rejected,
     RejectedEvents,
     RequestRefused,
@@ -51,6 +54,7 @@ from tracestore.client.recording import (
     Episode,
     Group,
 )
+from tracestore.client.replayed import ToolReplay, replayed_tools
 from tracestore.client.tools import tool
 
 __all__ = [
@@ -65,16 +69,21 @@ __all__ = [
     "Episode",
     "Group",
     "NotRecordable",
+    "NotReplayed",
     "PayloadTooLarge",
+    "RecordedToolError",
     "Rejected",
     "RejectedEvents",
     "RequestRefused",
     "ServerAway",
     "SpoolUnusable",
     "Stats",
+    "ToolReplay",
     "ToolUse",
     "current_agent",
     "current_call",
     "current_episode",
+    "replayed_tools",
     "tool",
+    "tool_use",
 ]

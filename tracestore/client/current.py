@@ -35,6 +35,8 @@ class ToolUse:
     arguments: str | None = None
     event_id: str | None = None
     """Of the event that says what was sampled, where one was recorded."""
+    input_responses: Any = None
+    """What the user answered to what the tool asked, where it is called again for that. JSON."""
     _is_taken: bool = field(default=False, repr=False)
 
     def take(self) -> bool:
@@ -104,6 +106,25 @@ def using(use: ToolUse) -> Iterator[None]:
         yield
     finally:
         leave(token)
+
+
+@contextmanager
+def tool_use(tool_call_id: str, *, input_responses: Any = None) -> Iterator[None]:
+    """The next decorated tool that runs in the block executes this use of the last recorded call.
+
+    Where no call is recorded, as in a replay, it says the id alone. `Call.tool_use` names the call as well.
+
+    Args:
+        tool_call_id: the model's own id of the use, as in its message.
+        input_responses: what the user answered to what the tool asked, where it is called again for that.
+    """
+    call = current_call()
+    if call is None:
+        use = ToolUse("", 0, tool_call_id, input_responses=input_responses)
+    else:
+        use = call._use(tool_call_id, 0, input_responses)
+    with using(use):
+        yield
 
 
 @contextmanager

@@ -39,6 +39,24 @@ class SpoolUnusable(ClientError):
     """The spool cannot be read or written"""
 
 
+class NotReplayed(ClientError):
+    """The recording has no result for this run of a tool"""
+
+    status: ClassVar[int] = 409
+
+
+class RecordedToolError(Exception):
+    """What a tool raised when it was recorded. Its class is named as the one that was raised."""
+
+    def __init__(self, message: str) -> None:
+        # Not the __init__ of the class after this one: some of the built-in ones want other arguments.
+        Exception.__init__(self, message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """One event that the server did not take."""

@@ -260,19 +260,21 @@ class Call:
     uses: tuple[ToolUse, ...] = field(default=(), repr=False, compare=False)
     """The tool uses of its completions, where it was recorded from what the provider sent."""
 
-    def tool_use(self, tool_call_id: str) -> AbstractContextManager[None]:
+    def tool_use(self, tool_call_id: str, *, input_responses: Any = None) -> AbstractContextManager[None]:
         """The next decorated tool that runs in the block executes this use; see `tracestore.client.tool`.
 
         Args:
             tool_call_id: the model's own id of the use, as in its message.
+            input_responses: what the user answered to what the tool asked, where it is called again for that.
         """
-        return current.using(self._use(tool_call_id, 0))
+        return current.using(self._use(tool_call_id, 0, input_responses))
 
-    def _use(self, tool_call_id: str | None, completion: int) -> ToolUse:
+    def _use(self, tool_call_id: str | None, completion: int, input_responses: Any = None) -> ToolUse:
         for use in self.uses:
             if tool_call_id is not None and use.tool_call_id == tool_call_id and use.is_free:
+                use.input_responses = input_responses
                 return use
-        return ToolUse(self.id, completion, tool_call_id)
+        return ToolUse(self.id, completion, tool_call_id, input_responses=input_responses)
 
     def __getitem__(self, index: int) -> Completion:
         if not 0 <= index < self.num_completions:
@@ -287,9 +289,9 @@ class Completion:
     call: Call
     index: int
 
-    def tool_use(self, tool_call_id: str) -> AbstractContextManager[None]:
+    def tool_use(self, tool_call_id: str, *, input_responses: Any = None) -> AbstractContextManager[None]:
         """As `Call.tool_use`, of this completion."""
-        return current.using(self.call._use(tool_call_id, self.index))
+        return current.using(self.call._use(tool_call_id, self.index, input_responses))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@
         with answer.tool_use("call_1"):   # the model's own id; not needed where a wrapped SDK made the call
             search("bridges")
 
-Outside of an agent the function runs unrecorded. Recording never changes what it gives back or raises.
+Outside of an agent the function runs unrecorded. Recording never changes what it gives back or raises. Under
+a replay (`tracestore.client.replayed`) it does not run: what it gave or raised when recorded comes back.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tracestore.client.current import ToolUse, current_agent, current_call, taken_use, using
 from tracestore.client.errors import ClientError, NotRecordable
 from tracestore.client.outcome import status_of, text_of
+from tracestore.client.replayed import ToolReplay, current_replay
 
 if TYPE_CHECKING:
     from tracestore.client.recording import Agent, Call
@@ -65,44 +68,79 @@ def tool_named(function: Any, name: str) -> Any:
 
         @functools.wraps(function)
         async def run_async(*args: Any, **kwargs: Any) -> Any:
-            with _recorded(name, signature, args, kwargs) as outcome:
-                outcome.append(await function(*args, **kwargs))
-                return outcome[0]
+            replay = current_replay()
+            with _recorded(name, signature, args, kwargs, is_replayed=replay is not None) as ran:
+                if replay is None:
+                    ran.outcome.append(await function(*args, **kwargs))
+                else:
+                    ran.outcome.append(await _in_thread(ran.replayed, replay))
+                return ran.outcome[0]
 
         return run_async
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _recorded(name, signature, args, kwargs) as outcome:
-            outcome.append(function(*args, **kwargs))
-            return outcome[0]
+        replay = current_replay()
+        with _recorded(name, signature, args, kwargs, is_replayed=replay is not None) as ran:
+            ran.outcome.append(function(*args, **kwargs) if replay is None else ran.replayed(replay))
+            return ran.outcome[0]
 
     return run
 
 
+@dataclass(slots=True)
+class _Ran:
+    """A run, while it lasts."""
+
+    name: str
+    arguments: str = "{}"
+    meta: dict[str, Any] = field(default_factory=dict)
+    use: ToolUse | None = None
+    outcome: list[Any] = field(default_factory=list)
+    """Its result, once there is one."""
+
+    def replayed(self, replay: ToolReplay) -> Any:
+        """What it gave when it was recorded."""
+        use = self.use or _NO_USE
+        return replay.result(
+            self.name, self.arguments, tool_call_id=use.tool_call_id, input_responses=use.input_responses
+        )
+
+
+async def _in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    import asyncio  # is there where a coroutine runs, and would double the import time of the client
+
+    return await asyncio.to_thread(function, *args)
+
+
 @contextmanager
 def _recorded(
-    name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[list[Any]]:
-    """Time what runs in the block and record it; the result goes into the list."""
-    agent, call = current_agent(), current_call()
-    if agent is None:
-        yield []
+    name: str,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    is_replayed: bool,
+) -> Iterator[_Ran]:
+    """Time what runs in the block and record it, with the result that is put into its outcome."""
+    agent, call, ran = current_agent(), current_call(), _Ran(name)
+    if agent is None and not is_replayed:
+        yield ran
         return
-    outcome: list[Any] = []
     error: BaseException | None = None
     begin = time.time_ns()
     # Written down before it runs: it may change what it is given.
-    arguments, meta = _arguments(signature, args, kwargs)
-    use = taken_use() or _matching(call, name, arguments)
+    ran.arguments, ran.meta = _arguments(signature, args, kwargs)
+    ran.use = taken_use() or _matching(call, name, ran.arguments)
     try:
         with using(_NO_USE):  # a tool inside this one executes another use
-            yield outcome
+            yield ran
     except BaseException as raised:
         error = raised
         raise
     finally:
-        _record(agent, call, use, name, arguments, outcome, error, meta=meta, begin=begin)
+        if agent is not None and not (is_replayed and isinstance(error, ClientError)):
+            _record(agent, call, ran, error, begin=begin)
 
 
 _NO_USE = ToolUse("", 0, None)
@@ -155,21 +193,16 @@ def _value(text: str | None) -> Any:
         return text
 
 
-def _record(
-    agent: Agent,
-    call: Call | None,
-    use: ToolUse | None,
-    name: str,
-    arguments: str,
-    outcome: list[Any],
-    error: BaseException | None,
-    *,
-    meta: dict[str, Any],
-    begin: int,
-) -> None:
+def _record(agent: Agent, call: Call | None, ran: _Ran, error: BaseException | None, *, begin: int) -> None:
+    outcome, meta = ran.outcome, dict(ran.meta)
+    use = ran.use if ran.use is not None and ran.use.call_id else None
+    if ran.use is not None and ran.use.input_responses is not None:
+        meta["input_responses"] = ran.use.input_responses
+    if outcome and outcome[0] is None:
+        meta["result_is_none"] = True  # null says on the wire that no result is known
     fields: dict[str, Any] = {
-        "name": name,
-        "arguments": arguments,
+        "name": ran.name,
+        "arguments": ran.arguments,
         "status": {"interrupted": "cancelled"}.get(status := status_of(error), status),
         "error": text_of(error),
         "started_at": begin,
@@ -177,7 +210,9 @@ def _record(
     }
     try:
         if use is None and call is None:
-            agent.episode.gap("tool_call_without_call", f"{name} ran before any recorded call", agent=agent)
+            agent.episode.gap(
+                "tool_call_without_call", f"{ran.name} ran before any recorded call", agent=agent
+            )
             return
         of = use if use is not None else call
         assert of is not None
@@ -186,4 +221,4 @@ def _record(
         except NotRecordable:
             agent.tool_call(of, result=repr(outcome[0]), meta={**meta, "result_is_repr": True}, **fields)
     except ClientError as problem:
-        _log.error("the tool call of %s is not recorded: %s", name, problem)
+        _log.error("the tool call of %s is not recorded: %s", ran.name, problem)

@@ -245,14 +245,9 @@ def difference(recorded: Asked, asked: Asked) -> Difference | None:
 
 
 def recorded_calls(events: Sequence[AnyEvent]) -> Iterator[Recorded]:
-    """The calls of an episode that have a request, in the order in which they were asked.
-
-    Calls come in the order of their events; those of one agent by their ordinals, where they have some.
-    """
+    """The calls of an episode that have a request, in the order in which they were asked."""
     graph = build(events)
-    order = {event.id: place for place, event in enumerate(events) if event.kind == "call"}
-    calls = _by_ordinal(sorted(graph.calls.values(), key=lambda call: order.get(call.id, len(order))))
-    for call in calls:
+    for call in as_asked(graph, events):
         asked = _asked(graph, call)
         if asked is not None:
             agent = graph.agents.get(call.agent_id)
@@ -263,6 +258,12 @@ def recorded_calls(events: Sequence[AnyEvent]) -> Iterator[Recorded]:
                 asked=asked,
                 completions=_completions(graph, call.id),
             )
+
+
+def as_asked(graph: Graph, events: Sequence[AnyEvent]) -> list[Call]:
+    """Calls in the order of their events; those of one agent by their ordinals, where they have some."""
+    order = {event.id: place for place, event in enumerate(events) if event.kind == "call"}
+    return _by_ordinal(sorted(graph.calls.values(), key=lambda call: order.get(call.id, len(order))))
 
 
 def _asked(graph: Graph, call: Call) -> Asked | None:

@@ -1,0 +1,1 @@
+"""For the tests of harnesses: recorded on the first run, replayed afterwards."""
