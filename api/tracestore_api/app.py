@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tracestore.replay.modes import STRICT, Mode
 from tracestore.settings import SETTINGS, Settings
 from tracestore.store.blobs import Blobs
 from tracestore.store.retain import Retention
@@ -76,6 +77,7 @@ def create_app(
     retention: Sequence[Retention] = (),
     exported: Sequence[str] = (),
     replayed: Sequence[str] = (),
+    replay_mode: Mode = STRICT,
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """The service over an open store, which the caller closes after it.
@@ -88,6 +90,7 @@ def create_app(
         retention: rules of what is deleted when (`store.retain`).
         exported: folders under which exports are served.
         replayed: episodes that answer a replay which names none.
+        replay_mode: how such a replay is answered where it does not say.
         clock: seconds, for rates and for how long a key is remembered.
     """
     limits = settings.limits
@@ -118,7 +121,7 @@ def create_app(
         Route("/v1/sql", sql, methods=["POST"], name="post_sql"),
         blob_route(store, blobs, limits=limits),
         *(() if proxy is None else proxy.routes()),
-        *Replay(store, settings=settings, episodes=replayed).routes(),
+        *Replay(store, settings=settings, episodes=replayed, mode=replay_mode, proxy=proxy).routes(),
     ]
     app.state.store = store
     app.state.limits = limits

@@ -8,6 +8,9 @@ key. `episode` is what is replayed; `agent` or `agent-name` says whose answer is
 the harness its own places. A request that was never recorded is 409 and says where it differs first from the
 nearest that was; clients are told not to send it again. What was deleted or redacted since is not answered: a
 recording is read anew when its project has changed, a second later at most.
+
+`mode` and `live-after` may let the upstream of the recording proxy answer instead (`replay.modes`). Such a
+request passes as it does through the proxy, and is recorded as a call of a fork of the episode.
 """
 
 from __future__ import annotations
@@ -15,20 +18,33 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from tracestore.importers.exchanges import Exchange, request_body
+from tracestore.importers.exchanges import Exchange, answered, request_body
+from tracestore.importers.streams import completion
 from tracestore.replay.answers import body_of, encoded, error_of, recorded_events
+from tracestore.replay.forks import Origin, agent_in, origin_of, starts
 from tracestore.replay.keys import Asked
+from tracestore.replay.live import Forks, Live, is_same_answer
+from tracestore.replay.modes import STRICT, Mode, mode_of
 from tracestore.replay.streams import stream_of
-from tracestore.replay.tape import NotRecorded, NotReplayable, Played, Recorded, Tape, recorded_calls
+from tracestore.replay.tape import (
+    MAX_RUNS,
+    NotRecorded,
+    NotReplayable,
+    Played,
+    Recorded,
+    Tape,
+    recorded_calls,
+)
 from tracestore.settings import Settings
 from tracestore.store.keys import Right
 from tracestore.store.store import Store
@@ -37,10 +53,14 @@ from tracestore_api.body import Admission, coding_of, decompress, read_body
 from tracestore_api.errors import InvalidReplay
 from tracestore_api.guard import REPLAY as PREFIX
 from tracestore_api.problems import problem_of, problem_response
-from tracestore_api.proxy.capture import text_of
+from tracestore_api.proxy.capture import Capture, text_of
 from tracestore_api.proxy.lineage import Recent
 from tracestore_api.proxy.names import Names, address_of, state_body
 from tracestore_api.response import StrictJSON
+
+if TYPE_CHECKING:
+    # Its HTTP client takes a fifth of the time in which a server starts, and most servers have no proxy.
+    from tracestore_api.proxy.route import Proxy
 
 _TAPES = 16
 """Sets of episodes that are held in memory."""
@@ -52,6 +72,15 @@ _FRESH_S = 1.0
 """For how long what was read is taken to be what there is."""
 _NAMING = ("header", "path", "key", "body")
 """Places that name an episode to be replayed."""
+_NOT_OF_A_FORK = frozenset(
+    {
+        *("episode", "agent", "group", "task", "split", "run", "mode", "live-after"),
+        *("call", "parent-call", "parent-completion", "parent-agent"),
+        *("spawned-by-call", "spawned-by-tool-call"),
+    }
+)
+"""What a harness says of its place in the origin, where ids are taken: a fork has its own."""
+FORK_HEADER = "x-tracestore-fork"
 
 
 @dataclass(frozen=True)
@@ -59,6 +88,7 @@ class _Held:
     """A tape, and the state of the store that it is of."""
 
     tape: Tape
+    forks: Forks
     snapshot: int
     """Every event, deletion and redaction takes a position of its own."""
     looked_at: float
@@ -67,21 +97,35 @@ class _Held:
 class Replay:
     """The recorded answers of a store."""
 
-    def __init__(self, store: Store, *, settings: Settings, episodes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        settings: Settings,
+        episodes: Sequence[str] = (),
+        mode: Mode = STRICT,
+        proxy: Proxy | None = None,
+    ) -> None:
         """
         Args:
             episodes: that answer a request which names none.
+            mode: of a request that names none.
+            proxy: asks the upstream and records what it answers; None: nothing is asked.
         """
         self._store = store
         self._episodes = tuple(episodes)
+        self._mode = mode
+        self._proxy = proxy
         self._admission = Admission(
             max_requests=settings.max_requests_in_hand, max_bytes=settings.max_bytes_in_hand
         )
         self._max_body_bytes = settings.max_body_bytes
         self._tapes: Recent[tuple[str, tuple[str, ...]], _Held] = Recent(_TAPES)
         self._lock = threading.Lock()
-        """Of `_tapes`."""
+        """Of `_tapes` and `_origins`."""
         self._loading = threading.Lock()
+        self._origins: Recent[tuple[str, str, str], Origin] = Recent(MAX_RUNS)
+        """By project, fork and episode."""
 
     def routes(self) -> list[Route]:
         """Its routes in an app."""
@@ -109,26 +153,65 @@ class Replay:
             asked = _asked(address.path, text)
             state_body(address.names, asked.body.value())
             # Reading a recording takes time, and a miss looks through all of it: not on the loop.
-            response = await to_thread.run_sync(self._answered, project, address.names, asked, scope)
-        await response(scope, receive, send)
+            answer = await to_thread.run_sync(self._answered, project, address.names, asked, scope)
+            if isinstance(answer, _Passed):
+                assert self._proxy is not None, "a mode that needs it was let through"
+                await self._proxy.pass_on(
+                    scope,
+                    receive,
+                    answer.told(send),
+                    project=project,
+                    address=replace(address, names=answer.names(address.names)),
+                    body=body,
+                    ticket=ticket,
+                    is_kept=answer.is_kept,
+                )
+                return
+        await answer(scope, receive, send)
 
-    def _answered(self, project: str, names: Names, asked: Asked, scope: Scope) -> Response:
-        tape = self._tape(project, self._named(names))
-        run = names.get("run") or ""
+    def _answered(self, project: str, names: Names, asked: Asked, scope: Scope) -> Response | _Passed:
+        mode = self._mode_of(names, scope)
+        held = self._look(project, self._named(names))
+        tape, forks = held.tape, held.forks
+        run, agent = names.get("run") or "", names.get("agent") or names.get("agent-name")
         retries = text_of(scope["headers"], "x-stainless-retry-count")
+        is_retry = retries is not None and retries.strip("0") != ""
+        passed = partial(self._passed, project, forks, asked, mode, run)
         try:
-            played = tape.answer(
-                asked,
-                run=run,
-                agent=names.get("agent") or names.get("agent-name"),
-                is_retry=retries is not None and retries.strip("0") != "",
-            )
-            return _response(played, asked)
+            found = forks.answer(tape, asked, mode, run=run, agent=agent, is_retry=is_retry)
+            return passed(found) if isinstance(found, Live) else _response(found, asked)
         except NotRecorded as error:
             return problem_response(problem_of(error), headers=_NO_RETRY)
         except NotReplayable as error:
             tape.miss(run, error)
+            if mode.name == "record-missing":
+                assert isinstance(found, Played), "what was not recorded is not sent again"
+                return passed(forks.instead(tape, asked, mode, found, run=run, agent=agent))
             return problem_response(problem_of(error), headers=_NO_RETRY)
+
+    def _mode_of(self, names: Names, scope: Scope) -> Mode:
+        mode = mode_of(names.get("mode"), names.number("live-after")) or self._mode
+        if not mode.needs_model:
+            return mode
+        admitted(scope, needs="write")
+        if self._proxy is None:
+            raise InvalidReplay(
+                mode=mode.name,
+                hint="a model answers what the recording does not: start the server with --upstream URL",
+            )
+        return mode
+
+    def _passed(self, project: str, forks: Forks, asked: Asked, mode: Mode, run: str, live: Live) -> _Passed:
+        key = (project, live.fork.episode_id, live.origin)
+        with self._lock:
+            origin = self._origins.get(key)
+        if origin is None:
+            origin = origin_of(live.origin, self._store.load(project, live.origin))
+            with self._lock:
+                self._origins.put(key, origin)
+        if not live.is_compared:
+            forks.begin(live)
+        return _Passed(live, forks, origin, asked, mode, run)
 
     def _named(self, names: Names) -> tuple[str, ...]:
         # A trace id, which any instrumented client sends, names no recording.
@@ -141,14 +224,14 @@ class Replay:
             )
         return self._episodes
 
-    def _tape(self, project: str, episodes: tuple[str, ...]) -> Tape:
+    def _look(self, project: str, episodes: tuple[str, ...]) -> _Held:
         """The recorded calls of these episodes, as the store has them now or had them a second ago."""
         key = (project, episodes)
         held = self._held(key)
         if held is None or time.monotonic() - held.looked_at >= _FRESH_S:
             with self._loading:  # two first requests find one tape, with one place in it
                 held = self._looked(key, self._held(key))
-        return held.tape
+        return held
 
     def _held(self, key: tuple[str, tuple[str, ...]]) -> _Held | None:
         with self._lock:
@@ -159,12 +242,12 @@ class Replay:
         looked_at = time.monotonic()
         snapshot = self._store.snapshot(key[0])  # before the calls: what comes between is read again
         if held is None:
-            tape = Tape(self._calls(*key))
+            tape, forks = Tape(self._calls(*key)), Forks(key[1][0])
         else:
-            tape = held.tape
+            tape, forks = held.tape, held.forks
             if held.snapshot != snapshot:
                 tape.refresh(self._calls(*key))
-        found = _Held(tape, snapshot, looked_at)
+        found = _Held(tape, forks, snapshot, looked_at)
         with self._lock:
             self._tapes.put(key, found)
         return found
@@ -176,17 +259,26 @@ class Replay:
     async def _status(self, request: Request) -> Response:
         """What a run has not asked for yet."""
         project, episodes, run = self._wanted(request)
-        tape = await to_thread.run_sync(self._tape, project, episodes)
+        held = await to_thread.run_sync(self._look, project, episodes)
+        tape, fork = held.tape, held.forks.fork(run)
         unasked = [one.call.id for one in tape.unasked(run)]
         facts: dict[str, Any] = {"episodes": list(episodes), "run": run, "calls": len(tape.calls)}
         answered = {"answered": len(tape.calls) - len(unasked), "unasked": unasked[:_TOLD]}
         answered |= {"num_unasked": len(unasked)}
-        return StrictJSON(facts | answered | {"missed": tape.missed(run)})
+        forked: dict[str, Any] = {"fork": None, "equal_answers": 0}
+        if fork is not None:
+            forked["equal_answers"] = fork.num_equal
+        if fork is not None and fork.origin is not None:
+            forked["fork"] = {"episode_id": fork.episode_id, "forked_from_episode_id": fork.origin}
+            forked["fork"] |= {"forked_from_call_id": fork.after}
+        return StrictJSON(facts | answered | {"missed": tape.missed(run)} | forked)
 
     async def _rewind(self, request: Request) -> Response:
         """Let a run begin again."""
         project, episodes, run = self._wanted(request, needs="write")
-        (await to_thread.run_sync(self._tape, project, episodes)).rewind(run)
+        held = await to_thread.run_sync(self._look, project, episodes)
+        held.tape.rewind(run)
+        held.forks.rewind(run)
         return Response(status_code=204)
 
     def _wanted(self, request: Request, *, needs: Right = "read") -> tuple[str, tuple[str, ...], str]:
@@ -195,6 +287,68 @@ class Replay:
         if not named and not self._episodes:
             raise InvalidReplay(hint="name the episode: ?episode=ID")
         return project, tuple(named) or self._episodes, request.query_params.get("run", "")
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """A request that goes to the upstream, and what becomes of its recording."""
+
+    live: Live
+    forks: Forks
+    origin: Origin
+    asked: Asked
+    mode: Mode
+    run: str
+
+    def names(self, said: Names) -> Names:
+        """Where its call belongs: what the harness says of it, in the fork."""
+        fork, found = self.live.fork, Names()
+        stated = [("episode", fork.episode_id)]
+        agent = self.live.agent_id or said.get("agent")
+        if agent is not None:
+            stated.append(("agent", agent_in(fork, self.live.origin, agent)))
+        found.state(stated, place="replay")
+        for name, value in said.values.items():
+            if name not in _NOT_OF_A_FORK:
+                found.state([(name, value)], place=said.places[name])
+        found.unusable |= said.unusable
+        return found
+
+    def told(self, send: Send) -> Send:
+        """A response that says which fork it is recorded in, where it surely is."""
+        if self.live.is_compared:
+            return send
+        header = (FORK_HEADER.encode("ascii"), self.live.fork.episode_id.encode("utf-8"))
+
+        async def with_fork(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], header]}
+            await send(message)
+
+        return with_fork
+
+    def is_kept(self, capture: Capture) -> bool:
+        """Whether what passed is part of the fork; it then says how the fork begins."""
+        live = self.live
+        if live.is_compared and self._is_recorded(capture):
+            self.forks.equal(live)
+            return False
+        self.forks.begin(live)
+        meta = {"mode": self.mode.name, "live_after": self.mode.live_after, "run": self.run or None}
+        known = {name: value for name, value in meta.items() if value is not None}
+        capture.starts = starts(live.fork, self.origin, live.agent_id, meta=known)
+        capture.stale_observation = live.stale
+        return True
+
+    def _is_recorded(self, capture: Capture) -> bool:
+        """Whether the upstream answered what was recorded."""
+        assert self.live.recorded is not None, "there is something to compare with"
+        exchange = capture.exchange()
+        answer = answered(exchange.response)
+        if answer is None or exchange.status is None or exchange.status >= 400:
+            return False
+        told = [completion(choice) for choice in answer.choices]
+        return bool(told) and is_same_answer(self.live.recorded.completions, told, self.asked)
 
 
 class _Door:

@@ -194,6 +194,7 @@ def _gaps(capture: Capture, place: Place) -> Iterator[Item]:
     missing = {
         "response_too_large": "the response was passed on and not kept" if capture.is_cut else None,
         "missing_prompt": place.lacks,
+        "stale_observation": capture.stale_observation,
         "unusable_name": "; ".join(f"{name}: {why}" for name, why in capture.names.unusable.items()) or None,
     }
     for cause, detail in missing.items():

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Generic, TypeVar
 
-from tracestore.graph.match import match_hash, node_key
+from tracestore.graph.match import node_keys
 from tracestore.graph.messages import answer_messages, messages_of
 from tracestore.ids import new_id
 from tracestore.importers.exchanges import Exchange
@@ -176,7 +176,7 @@ class Lineage:
 
     def place(self, project: str, names: Names, call_id: str, request: Raw | None, dialect: Dialect) -> Place:
         """Where a new call belongs."""
-        keys = _chain(request, dialect)
+        keys = node_keys(messages_of(request, dialect))
         stated = names.get("parent-call")
         parent = self._by_call.get((project, stated)) if stated else None
         place = Place(
@@ -207,14 +207,12 @@ class Lineage:
         provider_id: str | None,
     ) -> None:
         """Remember a call and its completions, for those that continue them."""
-        keys = _chain(request, dialect)
+        keys = node_keys(messages_of(request, dialect))
         before = keys[-1] if keys else None
         known: Answered | None = None
         for index, message in enumerate(messages):
-            parts = answer_messages(message, dialect)
-            key = before
-            for part in parts:
-                key = node_key(key, match_hash(part.raw, role=part.role))
+            parts = node_keys(answer_messages(message, dialect), after=before)
+            key = parts[-1] if parts else before
             one = Answered(
                 place.call_id,
                 place.episode_id,
@@ -313,15 +311,6 @@ def _agent_named(names: Names, episode_id: str) -> str | None:
     """The agent that a request names; None where it names none."""
     name = names.get("agent-name")
     return names.get("agent") or (safe_id(f"{episode_id}/{name}") if name is not None else None)
-
-
-def _chain(request: Raw | None, dialect: Dialect) -> list[bytes]:
-    """The node of each message of a request, as in the graph of an episode."""
-    keys: list[bytes] = []
-    for message in messages_of(request, dialect):
-        before = keys[-1] if keys else None
-        keys.append(node_key(before, match_hash(message.raw, role=message.role)))
-    return keys
 
 
 def _body_key(project: str, exchange: Exchange) -> tuple[str, str]:
