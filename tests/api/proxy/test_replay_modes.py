@@ -262,3 +262,21 @@ def test_an_origin_that_is_gone_is_not_forked(proxy: Running, upstream: Upstream
     url = proxy.url.replace("/proxy", "/replay/episode=e/mode=record-missing/v1/chat/completions")
     assert httpx.post(url, json={**MODEL, "messages": turns("a")}).status_code in (404, 410)
     assert len(upstream.seen) == 3
+
+
+def test_a_run_branches_at_the_call_that_is_named(proxy: Running, upstream: Upstream) -> None:
+    recorded(proxy, upstream)
+    first = call_ids(proxy)[0]
+    upstream.says(Said(d.chat("neu")), Said(d.chat("drei")))
+    with client(proxy, "live-after=1") as one:
+        with pytest.raises(openai.ConflictError):
+            said(one, "z")  # the branch is to lie after a, not before it
+        told = [said(one, "a"), said(one, "a", "eins", "b"), said(one, "a", "eins", "b", "neu", "c")]
+    assert told == ["eins", "neu", "drei"]
+    fork = fork_of(proxy)
+    assert fork.episode is not None
+    assert fork.episode.forked_from_call_id == first
+    assert fork.episode.meta is not None
+    assert fork.episode.meta.value() == {"replay": {"mode": "live-after", "live_after": 1}}
+    assert answers(fork) == ["neu", "drei"]
+    assert fork.gaps == {}
