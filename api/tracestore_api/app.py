@@ -94,6 +94,7 @@ def create_app(
         clock: seconds, for rates and for how long a key is remembered.
     """
     limits = settings.limits
+    replay = Replay(store, settings=settings, episodes=replayed, mode=replay_mode, proxy=proxy)
     app = Service(
         title="tracestore",
         version=API_VERSION,
@@ -102,7 +103,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
-        lifespan=partial(_running, proxy=proxy),
+        lifespan=partial(_running, proxy=proxy, replay=replay),
     )
     problems.install(app)
     admission = Admission(max_requests=settings.max_requests_in_hand, max_bytes=settings.max_bytes_in_hand)
@@ -121,7 +122,7 @@ def create_app(
         Route("/v1/sql", sql, methods=["POST"], name="post_sql"),
         blob_route(store, blobs, limits=limits),
         *(() if proxy is None else proxy.routes()),
-        *Replay(store, settings=settings, episodes=replayed, mode=replay_mode, proxy=proxy).routes(),
+        *replay.routes(),
     ]
     app.state.store = store
     app.state.limits = limits
@@ -159,7 +160,7 @@ def _plain_doors(routes: Iterable[BaseRoute]) -> dict[tuple[str, str], ASGIApp]:
 
 
 @asynccontextmanager
-async def _running(app: FastAPI, *, proxy: Proxy | None) -> AsyncIterator[None]:
+async def _running(app: FastAPI, *, proxy: Proxy | None, replay: Replay) -> AsyncIterator[None]:
     # Reads wait for a thread, not for one of the store's pooled connections: that would end in an error.
     to_thread.current_default_thread_limiter().total_tokens = READ_THREADS
     deleter: deletions.Deleter = app.state.deleter
@@ -167,5 +168,7 @@ async def _running(app: FastAPI, *, proxy: Proxy | None) -> AsyncIterator[None]:
     try:
         async with nullcontext() if proxy is None else proxy.running():
             yield
+        # What passed is recorded by now.
+        await to_thread.run_sync(replay.close)
     finally:
         await to_thread.run_sync(deleter.close)

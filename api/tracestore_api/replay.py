@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,9 +31,9 @@ from starlette.types import Message, Receive, Scope, Send
 from tracestore.importers.exchanges import Exchange, answered, request_body
 from tracestore.importers.streams import completion
 from tracestore.replay.answers import body_of, encoded, error_of, recorded_events
-from tracestore.replay.forks import Origin, agent_in, origin_of, starts
+from tracestore.replay.forks import Origin, agent_in, end, origin_of, starts
 from tracestore.replay.keys import Asked
-from tracestore.replay.live import Forks, Live, is_same_answer
+from tracestore.replay.live import Fork, Forks, Live, is_same_answer
 from tracestore.replay.modes import STRICT, Mode, mode_of
 from tracestore.replay.streams import stream_of
 from tracestore.replay.tape import (
@@ -122,10 +122,12 @@ class Replay:
         self._max_body_bytes = settings.max_body_bytes
         self._tapes: Recent[tuple[str, tuple[str, ...]], _Held] = Recent(_TAPES)
         self._lock = threading.Lock()
-        """Of `_tapes` and `_origins`."""
+        """Of `_tapes`, `_origins` and `_begun`."""
         self._loading = threading.Lock()
         self._origins: Recent[tuple[str, str, str], Origin] = Recent(MAX_RUNS)
         """By project, fork and episode."""
+        self._begun: dict[str, tuple[str, Fork]] = {}
+        """Project and fork, by the fork's id, of forks that go on."""
 
     def routes(self) -> list[Route]:
         """Its routes in an app."""
@@ -201,6 +203,24 @@ class Replay:
             )
         return mode
 
+    def close(self) -> None:
+        """End the forks that nobody ended: no run goes on."""
+        with self._lock:
+            begun = list(self._begun.values())
+        self._end(begun)
+
+    def _end(self, forks: Sequence[tuple[str, Fork]]) -> None:
+        for project, fork in forks:
+            with self._lock:
+                self._begun.pop(fork.episode_id, None)
+            item = end(fork, ended_at=time.time_ns())
+            self._store.ingest(project, [(item.event, item.text)])
+
+    def _begin(self, project: str, forks: Forks, live: Live) -> None:
+        forks.begin(live)
+        with self._lock:
+            self._begun[live.fork.episode_id] = project, live.fork
+
     def _passed(self, project: str, forks: Forks, asked: Asked, mode: Mode, run: str, live: Live) -> _Passed:
         key = (project, live.fork.episode_id, live.origin)
         with self._lock:
@@ -209,9 +229,10 @@ class Replay:
             origin = origin_of(live.origin, self._store.load(project, live.origin))
             with self._lock:
                 self._origins.put(key, origin)
+        begin = partial(self._begin, project, forks, live)
         if not live.is_compared:
-            forks.begin(live)
-        return _Passed(live, forks, origin, asked, mode, run)
+            begin()
+        return _Passed(live, forks, begin, origin, asked, mode, run)
 
     def _named(self, names: Names) -> tuple[str, ...]:
         # A trace id, which any instrumented client sends, names no recording.
@@ -278,7 +299,9 @@ class Replay:
         project, episodes, run = self._wanted(request, needs="write")
         held = await to_thread.run_sync(self._look, project, episodes)
         held.tape.rewind(run)
-        held.forks.rewind(run)
+        fork = held.forks.rewind(run)
+        if fork is not None:
+            await to_thread.run_sync(self._end, [(project, fork)])
         return Response(status_code=204)
 
     def _wanted(self, request: Request, *, needs: Right = "read") -> tuple[str, tuple[str, ...], str]:
@@ -295,6 +318,8 @@ class _Passed:
 
     live: Live
     forks: Forks
+    begin: Callable[[], None]
+    """Makes it part of the fork."""
     origin: Origin
     asked: Asked
     mode: Mode
@@ -333,7 +358,7 @@ class _Passed:
         if live.is_compared and self._is_recorded(capture):
             self.forks.equal(live)
             return False
-        self.forks.begin(live)
+        self.begin()
         meta = {"mode": self.mode.name, "live_after": self.mode.live_after, "run": self.run or None}
         known = {name: value for name, value in meta.items() if value is not None}
         capture.starts = starts(live.fork, self.origin, live.agent_id, meta=known)

@@ -183,3 +183,78 @@ def test_the_same_answer_is_the_same_message_that_ended_alike(recording: Tape) -
     assert not is_same_answer(said, [cut], ask)
     assert not is_same_answer(said, [*said, *said], ask)
     assert not is_same_answer(said, recording.calls[1].completions, ask)
+
+
+def stale(tape: Tape, *said: str, forks: Forks | None = None) -> str | None:
+    """Why what a policy says to this does not train."""
+    found = answered(tape, forks or Forks("e"), Mode("policy"), *said)
+    assert isinstance(found, Live)
+    return found.stale
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (texts("main", 0), None),
+        (texts("main", 2), None),  # all of it was recorded
+        ([*texts("main", 1)[:-1], "new"], None),  # a tool says something else: what it reads follows
+        ([*texts("main", 1), "other"], None),  # goes on from its own answer
+        ([*texts("main", 1), "other", "main q2"], 4),  # q0 a0 q1 other q2
+        (["main q0", "other", "main q1", "main a1"], 2),
+        (["new", "main a0", "main q1"], 2),
+        (["new"], None),
+    ],
+)
+def test_what_follows_another_answer_is_stale_and_nothing_else(
+    said: list[str], message: int | None, recording: Tape
+) -> None:
+    told = stale(Tape(recording.calls), *said)
+    assert (told is None) == (message is None)
+    assert message is None or (told or "").startswith(f"message {message} ")
+
+
+def test_what_a_run_samples_after_something_stale_is_stale_but_where_all_of_it_was_recorded(
+    recording: Tape,
+) -> None:
+    tape, forks = Tape(recording.calls), Forks("e")
+    assert stale(tape, "summary of nothing", forks=forks) is None
+    first = stale(tape, "main q0", "other", "main q1", forks=forks)
+    assert first is not None
+    # A summary of it, in a context that begins anew, rests on it. What another agent read does not.
+    assert stale(tape, "summary of that", forks=forks) == first
+    assert stale(tape, *texts("sub", 1), forks=forks) is None
+    forks.rewind()
+    assert stale(tape, "summary of that", forks=forks) is None
+
+
+def test_what_a_server_keeps_is_recorded_or_stale() -> None:
+    """The items of a request follow a response that only the server has."""
+    first = {"model": "m", "input": "q0"}
+    then = {"model": "m", "input": "q1", "previous_response_id": "resp_1"}
+    events = [
+        events_of("openai_responses", first, d.body_of(d.response("resp_1")), call_id="c0"),
+        events_of("openai_responses", then, d.body_of(d.response("resp_2")), call_id="c1", ordinal=1),
+    ]
+
+    def ask(said: str, kept: str) -> Live:
+        request = asked({"model": "m", "input": said, "previous_response_id": kept}, "openai_responses")
+        found = Forks("e").answer(Tape(tape_calls(*events)), request, Mode("policy"))
+        assert isinstance(found, Live)
+        return found
+
+    assert (ask("q1", "resp_1").stale, ask("q1", "resp_1").after) == (None, "c0")
+    assert (ask("new", "resp_1").stale, ask("new", "resp_1").after) == (None, "c0")
+    assert "message 0" in (ask("q1", "resp_9").stale or "")
+    assert ask("q1", "resp_9").after is None
+
+
+def test_a_context_that_begins_anew_follows_what_its_agent_was_answered_before(recording: Tape) -> None:
+    """Answered as it was recorded: by the recording, or by a policy that says the same."""
+    for mode in (Mode("record-missing"), Mode("policy")):
+        tape, forks = Tape(recording.calls), Forks("e")
+        found = answered(tape, forks, mode, *texts("main", 0))
+        if isinstance(found, Live):
+            forks.equal(found)
+        anew = answered(tape, forks, mode, "something new", agent="main")
+        assert isinstance(anew, Live)
+        assert (anew.after, anew.agent_id) == ("c0", "e/main")

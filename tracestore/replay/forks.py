@@ -1,8 +1,9 @@
-"""A recording and a fork of it -> the events that begin the fork: its group, itself, its agents.
+"""A recording and a fork of it -> the events that begin and end the fork.
 
 A fork is compared with the forks of the same origin and with nothing else, so these are a group of their own
-(`ORIGIN/forks`). It belongs to the task and the split of its origin: what is set aside for evaluation is not
-trained by way of a fork. Its agents are the origin's, each with an id of its own.
+(`ORIGIN/forks`), which ends with the last of them. It has the task and the split of its origin: what is
+set aside for evaluation is not trained by way of a fork. Its agents are the origin's, each with an id of its
+own.
 """
 
 from __future__ import annotations
@@ -56,15 +57,13 @@ def starts(fork: Fork, origin: Origin, agent_id: str | None, *, meta: dict[str, 
     Args:
         meta: what else is known of the fork.
     """
-    task = _task(origin)
-    group = safe_id(f"{origin.episode_id}/forks")
     episode = origin.episode
     begun = made(
         Episode,
         id=fork.episode_id,
         phase="start",
-        group_id=group,
-        task_id=task,
+        group_id=safe_id(f"{origin.episode_id}/forks"),
+        task_id=_task(origin),
         task=None if episode is None else episode.task,
         split=None if episode is None else episode.split,
         inference_only=None if episode is None else episode.inference_only,
@@ -73,7 +72,16 @@ def starts(fork: Fork, origin: Origin, agent_id: str | None, *, meta: dict[str, 
         started_at=fork.started_at,
         meta=raw({"replay": meta}),
     )
-    return [made(Group, id=group, phase="start", task_id=task), begun, *_agents(fork, origin, agent_id)]
+    return [begun, *_agents(fork, origin, agent_id)]
+
+
+def end(fork: Fork, *, ended_at: int) -> Item:
+    """The event that ends a fork; how it ended is for whoever scores it to say.
+
+    Args:
+        ended_at: UTC nanoseconds.
+    """
+    return made(Episode, id=fork.episode_id, phase="end", ended_at=ended_at)
 
 
 def _task(origin: Origin) -> str:

@@ -14,8 +14,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tracestore.graph.match import match_hash, node_keys
-from tracestore.graph.messages import Message, answer_messages, messages_of, role_of
+from tracestore.graph.match import match_hash, node_key, node_keys
+from tracestore.graph.messages import answer_messages, messages_of, role_of
 from tracestore.ids import new_id
 from tracestore.replay.keys import Asked
 from tracestore.replay.modes import Mode
@@ -35,6 +35,8 @@ class Fork:
     """The last call of the origin that is its history; None: it diverged at the first."""
     num_equal: int = 0
     """`policy`: answers that were the recorded ones."""
+    history: dict[str, Recorded] = field(default_factory=dict)
+    """What the run was answered as it was recorded, in order, by the id of the call."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,11 @@ class _Run:
     """How far one run of a harness has come."""
 
     fork: Fork
-    played: dict[str, Recorded] = field(default_factory=dict)
-    """What it was answered from the recording, in order, by the id of the call."""
     live: dict[tuple[bytes, str | None], Live] = field(default_factory=dict)
     """The last one by key and agent, for a client that asks again."""
     is_live: bool = False
+    stale: str | None = None
+    """Why what is sampled from now on does not follow from what was sampled before; None: it does."""
 
 
 class Forks:
@@ -111,7 +113,7 @@ class Forks:
                     raise
             if found is not None and _is_recorded(found.recorded, tape, mode):
                 place.live.pop(key, None)
-                place.played[found.recorded.call.id] = found.recorded
+                place.fork.history[found.recorded.call.id] = found.recorded
                 return found
             recorded = None if found is None else found.recorded
             place.live[key] = live = self._live(tape, place, asked, recorded, mode, agent)
@@ -123,7 +125,7 @@ class Forks:
         """A model's answer for a recorded one that cannot be sent again."""
         with self._lock:
             place = self._run(run)
-            place.played.pop(played.recorded.call.id, None)
+            place.fork.history.pop(played.recorded.call.id, None)
             live = self._live(tape, place, asked, played.recorded, mode, agent)
             place.live[asked.key, agent] = live
             return live
@@ -136,18 +138,21 @@ class Forks:
 
     def equal(self, live: Live) -> None:
         """Count an answer that is the recorded one."""
+        assert live.recorded is not None, "it is equal to something"
         with self._lock:
             live.fork.num_equal += 1
+            live.fork.history[live.recorded.call.id] = live.recorded
 
     def fork(self, run: str = "") -> Fork | None:
         """What a model answered a run; None: nothing yet."""
         with self._lock:
             return self._runs[run].fork if run in self._runs else None
 
-    def rewind(self, run: str = "") -> None:
-        """Let a run begin again, with a fork of its own."""
+    def rewind(self, run: str = "") -> Fork | None:
+        """Let a run begin again, with a fork of its own; the one that it had, if it had begun."""
         with self._lock:
-            self._runs.pop(run, None)
+            gone = self._runs.pop(run, None)
+            return None if gone is None or gone.fork.origin is None else gone.fork
 
     def _run(self, name: str) -> _Run:
         run = self._runs.setdefault(name, _Run(Fork(new_id(), time.time_ns())))
@@ -171,11 +176,15 @@ class Forks:
         history = self._histories.shared(asked)
         nearest = recorded or history.nearest
         agent_id = _asking(tape, nearest, None if recorded is not None else agent)
-        of_agent = [one for one in place.played.values() if one.call.agent_id == agent_id]
+        known = place.fork.history
+        of_agent = [one for one in known.values() if one.call.agent_id == agent_id]
         # Of equal histories that of this run, else the first; of one that begins anew the agent's last call.
-        own = [one for one in history.ends if one.call.id in place.played]
+        own = [one for one in history.ends if one.call.id in known]
         after = next(iter([*own[-1:], *history.ends, *of_agent[-1:]]), None)
         near = after or nearest
+        if mode.name == "policy" and recorded is None:
+            # What is sampled later may rest on it by way of a summary, or of a finding of another agent.
+            place.stale = place.stale or history.stale
         return Live(
             fork=place.fork,
             origin=self._episode if near is None else near.episode_id,
@@ -183,7 +192,8 @@ class Forks:
             agent_id=agent_id,
             recorded=recorded,
             is_compared=mode.name == "policy" and recorded is not None,
-            stale=history.stale if mode.name == "policy" else None,
+            # Of a request that was recorded all that it reads was recorded in this order.
+            stale=place.stale if recorded is None else None,
         )
 
 
@@ -199,7 +209,7 @@ def _asking(tape: Tape, nearest: Recorded | None, named: str | None) -> str | No
 
 def _has_come(place: _Run, tape: Tape, live_after: int) -> bool:
     """Whether a run has gone live, or was answered all that the recording answers."""
-    return place.is_live or len(place.played) >= min(live_after, len(tape.calls))
+    return place.is_live or len(place.fork.history) >= min(live_after, len(tape.calls))
 
 
 def _is_recorded(recorded: Recorded, tape: Tape, mode: Mode) -> bool:
@@ -243,7 +253,7 @@ class Histories:
         self._known: dict[bytes, Recorded] = {}
         self._by_response: dict[str, Recorded] = {}
         for call in calls:
-            read = node_keys(messages_of(call.asked.body, call.asked.dialect))
+            read = _read(call.asked)
             for key in read:
                 self._known.setdefault(key, call)
             for one in call.completions:
@@ -258,8 +268,7 @@ class Histories:
 
     def shared(self, asked: Asked) -> Shared:
         """What a request shares with them."""
-        messages = messages_of(asked.body, asked.dialect)
-        keys = node_keys(messages)
+        keys = _read(asked)
         num_known = next((place for place, key in enumerate(keys) if key not in self._known), len(keys))
         kept = asked.kept_by_server
         before = None if kept is None else self._by_response.get(kept)
@@ -268,17 +277,25 @@ class Histories:
         return Shared(
             ends=tuple(ends) if before is None else (before,),
             nearest=nearest,
-            stale=_stale(messages, num_known, has_parted=kept is not None and before is None),
+            stale=_stale(asked, num_known, has_parted=kept is not None and before is None),
         )
 
 
-def _stale(messages: Sequence[Message], num_known: int, *, has_parted: bool) -> str | None:
+def _read(asked: Asked) -> list[bytes]:
+    """The chain of what a request reads; that of one which goes on from what a server keeps begins there."""
+    kept = asked.kept_by_server
+    after = None if kept is None else node_key(None, kept.encode("utf-8", "surrogatepass"))
+    return node_keys(messages_of(asked.body, asked.dialect), after=after)
+
+
+def _stale(asked: Asked, num_known: int, *, has_parted: bool) -> str | None:
     """The first message that stands after an answer which was not recorded, and is none itself.
 
     Args:
         num_known: how many messages were recorded in this order.
         has_parted: whether such an answer stands before all of them, where only the server has it.
     """
+    messages = messages_of(asked.body, asked.dialect)
     for place, message in enumerate(messages[num_known:], num_known):
         is_answer = role_of(message.raw, default=message.role) == "assistant"
         if has_parted and not is_answer:

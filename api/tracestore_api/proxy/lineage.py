@@ -130,14 +130,20 @@ class Lineage:
         """The place of the call that this exchange tries again; None where it is a new call.
 
         It is a retry where it names the same call or idempotency key with the same body, or counts itself
-        as one (`x-stainless-retry-count`) after a failure of the same body. Of several equal failures each
-        is retried once.
+        as one (`x-stainless-retry-count`) after a failure of the same body, in the episode that it names. Of
+        several equal failures each is retried once.
         """
+        episode = names.get("episode")
+
+        def tried(key: tuple[str, str]) -> list[_Tried]:
+            held = self._tried.get(key) or ()
+            return [one for one in held if episode in (None, one.place.episode_id)]
+
         for key in self._same(project, names, exchange):
-            for tried in self._tried.get(key) or ():
-                return tried.place
+            for one in tried(key):
+                return one.place
         count = exchange.retries or 0
-        waiting = [one for one in self._tried.get(_body_key(project, exchange)) or () if one.has_failed]
+        waiting = [one for one in tried(_body_key(project, exchange)) if one.has_failed]
         if not count or not waiting:
             return None
         fitting = [one for one in waiting if len(one.place.tries) == count]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -14,13 +15,18 @@ from sqlalchemy import func, select
 from starlette.testclient import TestClient
 
 from tests.api.proxy import dialects as d
-from tests.api.proxy.scripted import Running, Said, Upstream, sse
+from tests.api.proxy.scripted import Running, Said, Upstream, running_proxy, sse
+from tests.exporters.planned import reasons, sample_ids
+from tests.exporters.stores import rows_of
 from tests.factories import agent, episode, posted
 from tracestore.graph.model import Graph
 from tracestore.store import tables as t
 from tracestore.store.store import Store
 from tracestore.wire.events import AnyEvent
 from tracestore_api.app import create_app
+from tracestore_exporters.export import export
+from tracestore_exporters.spec import Spec
+from tracestore_exporters.verify import verify_export
 
 MODEL: dict[str, Any] = {"model": "m-1"}
 
@@ -203,6 +209,31 @@ def test_a_retry_of_what_went_to_the_upstream_goes_there_again(proxy: Running, u
     assert [attempt.status_code for attempt in call.attempts or ()] == [500, 200]
 
 
+def test_a_retry_belongs_to_the_fork_of_its_run(proxy: Running, upstream: Upstream) -> None:
+    recorded(proxy, upstream)
+    upstream.says(Said(b"{}", status=400), Said(b"{}", status=500), Said(d.chat("neu")))
+    with client(proxy, "mode=record-missing", "run=one") as one, pytest.raises(openai.BadRequestError):
+        said(one, "x")
+    with client(proxy, "mode=record-missing", "run=two") as two:
+        assert said(two, "x") == "neu"
+    calls = [fork_of(proxy, run=run).calls.values() for run in ("one", "two")]
+    tries = [[one.status_code for call in some for one in call.attempts or ()] for some in calls]
+    assert tries == [[], [500, 200]]  # one try is no list of attempts
+
+
+def test_an_upstream_that_is_away_is_told_and_recorded(
+    proxy: Running, upstream: Upstream, store: Store
+) -> None:
+    recorded(proxy, upstream)
+    with running_proxy(store, "http://127.0.0.1:9") as away:
+        url = away.url.replace("/proxy", "/replay/episode=e/mode=record-missing/v1/chat/completions")
+        answer = httpx.post(url, json={**MODEL, "messages": turns("x")})
+        [call] = fork_of(away).calls.values()
+    assert answer.status_code == 502
+    assert call.error is not None
+    assert call.error.type == "upstream_unreachable"
+
+
 def test_a_fork_keeps_the_split_and_whom_not_to_train(proxy: Running, upstream: Upstream) -> None:
     events: list[AnyEvent] = [
         episode("e", phase="start", split="eval", task_id="t7", group_id="g"),
@@ -280,3 +311,150 @@ def test_a_run_branches_at_the_call_that_is_named(proxy: Running, upstream: Upst
     assert fork.episode.meta.value() == {"replay": {"mode": "live-after", "live_after": 1}}
     assert answers(fork) == ["neu", "drei"]
     assert fork.gaps == {}
+
+
+def sampled(text: str, read: Sequence[int], ids: Sequence[int]) -> Said:
+    """An answer with its token ids, as vLLM gives them."""
+    content: list[Any] = [
+        {"token": f"token_id:{id_}", "logprob": -0.5, "bytes": None, "top_logprobs": []} for id_ in ids
+    ]
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": "stop",
+        "token_ids": list(ids),
+        "logprobs": {"content": content},
+    }
+    usage = {"prompt_tokens": len(read), "completion_tokens": len(ids)}
+    return Said(d.chat(text, prompt_token_ids=list(read), choices=[choice], usage=usage))
+
+
+def recorded_ids(proxy: Running, upstream: Upstream) -> None:
+    """Three turns with ids: a is 1 2, eins 3 4; b is 5, zwei 6 7; c is 8, drei 9."""
+    upstream.says(
+        sampled("eins", [1, 2], [3, 4]),
+        sampled("zwei", [1, 2, 3, 4, 5], [6, 7]),
+        sampled("drei", [1, 2, 3, 4, 5, 6, 7, 8], [9]),
+    )
+    with client(proxy, "proxy", "agent-name=main") as one:
+        said(one, "a")
+        said(one, "a", "eins", "b")
+        said(one, "a", "eins", "b", "zwei", "c")
+    proxy.settle()
+
+
+def end_run(proxy: Running) -> None:
+    """A fork goes on until its run begins again, and is not exported before."""
+    proxy.settle()
+    url = proxy.url.replace("/proxy", "/replay")
+    assert httpx.delete(url, params={"episode": "e"}).status_code == 204
+
+
+def test_an_export_of_both_branches_trains_what_they_share_once(
+    proxy: Running, upstream: Upstream, tmp_path: Path
+) -> None:
+    recorded_ids(proxy, upstream)
+    upstream.says(
+        sampled("anders", [1, 2, 3, 4, 5, 6, 7, 10], [11, 12]),
+        sampled("weiter", [1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13], [14]),
+    )
+    with client(proxy, "mode=record-missing") as one:
+        said(one, "a")
+        said(one, "a", "eins", "b")
+        said(one, "a", "eins", "b", "zwei", "x")
+        said(one, "a", "eins", "b", "zwei", "x", "anders", "y")
+    fork = fork_of(proxy)
+    assert fork.episode is not None
+    assert export(proxy.store, "default", tmp_path / "open", Spec()).conservation.excluded == {
+        "group_open": 3
+    }
+    end_run(proxy)
+    manifest = export(proxy.store, "default", tmp_path / "out", Spec())
+    assert verify_export(proxy.store, "default", tmp_path / "out").findings == []
+    # eins, zwei and drei: 2 + 2 + 1; anders and weiter: 2 + 1. Nothing twice, nothing left out.
+    assert manifest.conservation.sampled_tokens == 5 + 3
+    assert (manifest.conservation.trained_tokens, manifest.conservation.excluded) == (8, {})
+    rows = {row.group_id: row for row in rows_of(tmp_path / "out")}
+    assert {name: reasons(row) for name, row in rows.items()} == {
+        None: dict(zip(call_ids(proxy), (["trained"] * 2, ["trained"] * 2, ["trained"]), strict=True)),
+        "e/forks": dict(zip(ordered(fork), (["trained"] * 2, ["trained"]), strict=True)),
+    }
+    [sample] = rows["e/forks"].samples
+    assert (sample.cause, sample.num_owned) == ("fork", 3)
+    assert sample_ids(rows["e/forks"], sample.sample_id) == [1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14]
+    # Rewards of the fork are compared with those of the origin's other forks alone.
+    assert [(one.episode_id, one.forked_from_episode_id) for one in rows["e/forks"].episodes] == [
+        (fork.episode.id, "e")
+    ]
+
+
+def ordered(graph: Graph) -> list[str]:
+    """The ids of the calls, in order."""
+    return [call.id for call in sorted(graph.calls.values(), key=lambda call: call.ordinal or 0)]
+
+
+def test_a_policy_that_answers_what_was_recorded_makes_no_fork(proxy: Running, upstream: Upstream) -> None:
+    recorded(proxy, upstream)
+    upstream.says(Said(d.chat("eins", id="c2")), Said(d.chat("zwei", created=7)))
+    with client(proxy, "mode=policy") as one:
+        assert (said(one, "a"), said(one, "a", "eins", "b")) == ("eins", "zwei")
+    proxy.settle()
+    told = status(proxy)
+    assert (told["fork"], told["equal_answers"], told["missed"]) == (None, 2, [])
+    assert [ref.episode_ids for ref in proxy.store.groups("default")] == [("e",)]
+
+
+def test_after_another_answer_what_was_recorded_is_stale_and_trains_nothing(
+    proxy: Running, upstream: Upstream, tmp_path: Path
+) -> None:
+    """The harness goes on with b and c, which were said to eins and zwei, whatever the policy says."""
+    recorded_ids(proxy, upstream)
+    first = call_ids(proxy)[0]
+    upstream.says(
+        sampled("eins", [1, 2], [3, 4]),
+        sampled("anders", [1, 2, 3, 4, 5], [16, 17]),
+        sampled("ende", [1, 2, 3, 4, 5, 16, 17, 8], [18]),
+    )
+    with client(proxy, "mode=policy") as one:
+        told = [
+            said(one, "a"),
+            said(one, "a", "eins", "b"),
+            said(one, "a", "eins", "b", "anders", "c"),
+        ]
+    assert told == ["eins", "anders", "ende"]
+    fork = fork_of(proxy)
+    assert fork.episode is not None
+    # What the policy said as it was recorded is the origin's; it diverged at the second call.
+    assert fork.episode.forked_from_call_id == first
+    assert answers(fork) == ["anders", "ende"]
+    other, last = ordered(fork)
+    [gap] = fork.gaps.values()
+    assert (gap.call_id, gap.cause) == (last, "stale_observation")
+    assert "message 4" in (gap.detail or "")  # a eins b anders c, from 0
+    end_run(proxy)
+    table = export(proxy.store, "default", tmp_path / "out", Spec()).conservation
+    assert (table.trained_tokens, table.excluded) == (5 + 2, {"stale_observation": 1})
+    assert verify_export(proxy.store, "default", tmp_path / "out").findings == []
+    [row] = [row for row in rows_of(tmp_path / "out") if row.group_id == "e/forks"]
+    assert reasons(row) == {other: ["trained"] * 2, last: ["stale_observation"]}
+
+
+def test_a_policy_that_is_refused_is_a_failed_call_of_the_fork(proxy: Running, upstream: Upstream) -> None:
+    recorded(proxy, upstream)
+    upstream.says(Said(b'{"error": {"message": "busy"}}', status=400))
+    with client(proxy, "mode=policy") as one, pytest.raises(openai.BadRequestError):
+        said(one, "a")
+    [call] = fork_of(proxy).calls.values()
+    assert call.status == "failed"
+
+
+def test_a_stream_of_the_policy_is_compared_as_it_was_recorded(proxy: Running, upstream: Upstream) -> None:
+    upstream.says(sse(d.CHAT_STREAM), sse(d.CHAT_STREAM), sse(d.CHAT_STREAM.replace(b"h - ", b"ch - ")))
+    asked: dict[str, Any] = {**MODEL, "messages": turns("a")}
+    for names in (("proxy",), ("mode=policy",), ("mode=policy", "run=second")):
+        with client(proxy, *names) as one, one.chat.completions.stream(**asked) as chunks:
+            assert chunks.get_final_completion().choices[0].message.content is not None
+        proxy.settle()
+    assert status(proxy)["equal_answers"] == 1
+    assert status(proxy)["fork"] is None
+    assert status(proxy, run="second")["fork"]["forked_from_call_id"] is None
