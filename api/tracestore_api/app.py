@@ -168,7 +168,8 @@ async def _running(app: FastAPI, *, proxy: Proxy | None, replay: Replay) -> Asyn
     try:
         async with nullcontext() if proxy is None else proxy.running():
             yield
-        # What passed is recorded by now.
-        await to_thread.run_sync(replay.close)
+        if replay.forking is not None:
+            # What passed is recorded by now.
+            await to_thread.run_sync(replay.forking.close)
     finally:
         await to_thread.run_sync(deleter.close)

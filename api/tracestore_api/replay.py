@@ -17,27 +17,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from tracestore.importers.exchanges import Exchange, answered, request_body
-from tracestore.importers.streams import completion
+from tracestore.importers.exchanges import Exchange, request_body
 from tracestore.replay.answers import body_of, encoded, error_of, recorded_events
-from tracestore.replay.forks import Origin, agent_in, end, origin_of, starts
 from tracestore.replay.keys import Asked
-from tracestore.replay.live import Fork, Forks, Live, is_same_answer
+from tracestore.replay.live import Forks
 from tracestore.replay.modes import STRICT, Mode, mode_of
 from tracestore.replay.streams import stream_of
 from tracestore.replay.tape import (
-    MAX_RUNS,
     NotRecorded,
     NotReplayable,
     Played,
@@ -51,9 +47,10 @@ from tracestore.store.store import Store
 from tracestore_api.access import admitted
 from tracestore_api.body import Admission, coding_of, decompress, read_body
 from tracestore_api.errors import InvalidReplay
+from tracestore_api.forking import Forking, Passing
 from tracestore_api.guard import REPLAY as PREFIX
 from tracestore_api.problems import problem_of, problem_response
-from tracestore_api.proxy.capture import Capture, text_of
+from tracestore_api.proxy.capture import text_of
 from tracestore_api.proxy.lineage import Recent
 from tracestore_api.proxy.names import Names, address_of, state_body
 from tracestore_api.response import StrictJSON
@@ -72,15 +69,6 @@ _FRESH_S = 1.0
 """For how long what was read is taken to be what there is."""
 _NAMING = ("header", "path", "key", "body")
 """Places that name an episode to be replayed."""
-_NOT_OF_A_FORK = frozenset(
-    {
-        *("episode", "agent", "group", "task", "split", "run", "mode", "live-after"),
-        *("call", "parent-call", "parent-completion", "parent-agent"),
-        *("spawned-by-call", "spawned-by-tool-call"),
-    }
-)
-"""What a harness says of its place in the origin, where ids are taken: a fork has its own."""
-FORK_HEADER = "x-tracestore-fork"
 
 
 @dataclass(frozen=True)
@@ -115,19 +103,15 @@ class Replay:
         self._store = store
         self._episodes = tuple(episodes)
         self._mode = mode
-        self._proxy = proxy
+        self.forking = None if proxy is None else Forking(store, proxy)
         self._admission = Admission(
             max_requests=settings.max_requests_in_hand, max_bytes=settings.max_bytes_in_hand
         )
         self._max_body_bytes = settings.max_body_bytes
         self._tapes: Recent[tuple[str, tuple[str, ...]], _Held] = Recent(_TAPES)
         self._lock = threading.Lock()
-        """Of `_tapes`, `_origins` and `_begun`."""
+        """Of `_tapes`."""
         self._loading = threading.Lock()
-        self._origins: Recent[tuple[str, str, str], Origin] = Recent(MAX_RUNS)
-        """By project, fork and episode."""
-        self._begun: dict[str, tuple[str, Fork]] = {}
-        """Project and fork, by the fork's id, of forks that go on."""
 
     def routes(self) -> list[Route]:
         """Its routes in an app."""
@@ -156,83 +140,44 @@ class Replay:
             state_body(address.names, asked.body.value())
             # Reading a recording takes time, and a miss looks through all of it: not on the loop.
             answer = await to_thread.run_sync(self._answered, project, address.names, asked, scope)
-            if isinstance(answer, _Passed):
-                assert self._proxy is not None, "a mode that needs it was let through"
-                await self._proxy.pass_on(
-                    scope,
-                    receive,
-                    answer.told(send),
-                    project=project,
-                    address=replace(address, names=answer.names(address.names)),
-                    body=body,
-                    ticket=ticket,
-                    is_kept=answer.is_kept,
-                )
+            if isinstance(answer, Passing):
+                await answer.pass_on(scope, receive, send, address=address, body=body, ticket=ticket)
                 return
         await answer(scope, receive, send)
 
-    def _answered(self, project: str, names: Names, asked: Asked, scope: Scope) -> Response | _Passed:
+    def _answered(self, project: str, names: Names, asked: Asked, scope: Scope) -> Response | Passing:
         mode = self._mode_of(names, scope)
         held = self._look(project, self._named(names))
         tape, forks = held.tape, held.forks
         run, agent = names.get("run") or "", names.get("agent") or names.get("agent-name")
         retries = text_of(scope["headers"], "x-stainless-retry-count")
         is_retry = retries is not None and retries.strip("0") != ""
-        passed = partial(self._passed, project, forks, asked, mode, run)
         try:
             found = forks.answer(tape, asked, mode, run=run, agent=agent, is_retry=is_retry)
-            return passed(found) if isinstance(found, Live) else _response(found, asked)
+            if isinstance(found, Played):
+                return _response(found, asked)
         except NotRecorded as error:
             return problem_response(problem_of(error), headers=_NO_RETRY)
         except NotReplayable as error:
             tape.miss(run, error)
-            if mode.name == "record-missing":
-                assert isinstance(found, Played), "what was not recorded is not sent again"
-                return passed(forks.instead(tape, asked, mode, found, run=run, agent=agent))
-            return problem_response(problem_of(error), headers=_NO_RETRY)
+            if mode.name != "record-missing":
+                return problem_response(problem_of(error), headers=_NO_RETRY)
+            assert isinstance(found, Played), "what was not recorded is not sent again"
+            found = forks.instead(tape, asked, mode, found, run=run, agent=agent)
+        assert self.forking is not None, "no mode that needs a model is let through without one"
+        return self.forking.passing(project, forks, found, asked=asked, mode=mode, run=run)
 
     def _mode_of(self, names: Names, scope: Scope) -> Mode:
         mode = mode_of(names.get("mode"), names.number("live-after")) or self._mode
         if not mode.needs_model:
             return mode
         admitted(scope, needs="write")
-        if self._proxy is None:
+        if self.forking is None:
             raise InvalidReplay(
                 mode=mode.name,
                 hint="a model answers what the recording does not: start the server with --upstream URL",
             )
         return mode
-
-    def close(self) -> None:
-        """End the forks that nobody ended: no run goes on."""
-        with self._lock:
-            begun = list(self._begun.values())
-        self._end(begun)
-
-    def _end(self, forks: Sequence[tuple[str, Fork]]) -> None:
-        for project, fork in forks:
-            with self._lock:
-                self._begun.pop(fork.episode_id, None)
-            item = end(fork, ended_at=time.time_ns())
-            self._store.ingest(project, [(item.event, item.text)])
-
-    def _begin(self, project: str, forks: Forks, live: Live) -> None:
-        forks.begin(live)
-        with self._lock:
-            self._begun[live.fork.episode_id] = project, live.fork
-
-    def _passed(self, project: str, forks: Forks, asked: Asked, mode: Mode, run: str, live: Live) -> _Passed:
-        key = (project, live.fork.episode_id, live.origin)
-        with self._lock:
-            origin = self._origins.get(key)
-        if origin is None:
-            origin = origin_of(live.origin, self._store.load(project, live.origin))
-            with self._lock:
-                self._origins.put(key, origin)
-        begin = partial(self._begin, project, forks, live)
-        if not live.is_compared:
-            begin()
-        return _Passed(live, forks, begin, origin, asked, mode, run)
 
     def _named(self, names: Names) -> tuple[str, ...]:
         # A trace id, which any instrumented client sends, names no recording.
@@ -300,8 +245,8 @@ class Replay:
         held = await to_thread.run_sync(self._look, project, episodes)
         held.tape.rewind(run)
         fork = held.forks.rewind(run)
-        if fork is not None:
-            await to_thread.run_sync(self._end, [(project, fork)])
+        if fork is not None and self.forking is not None:
+            await to_thread.run_sync(self.forking.end, project, fork)
         return Response(status_code=204)
 
     def _wanted(self, request: Request, *, needs: Right = "read") -> tuple[str, tuple[str, ...], str]:
@@ -310,70 +255,6 @@ class Replay:
         if not named and not self._episodes:
             raise InvalidReplay(hint="name the episode: ?episode=ID")
         return project, tuple(named) or self._episodes, request.query_params.get("run", "")
-
-
-@dataclass(frozen=True)
-class _Passed:
-    """A request that goes to the upstream, and what becomes of its recording."""
-
-    live: Live
-    forks: Forks
-    begin: Callable[[], None]
-    """Makes it part of the fork."""
-    origin: Origin
-    asked: Asked
-    mode: Mode
-    run: str
-
-    def names(self, said: Names) -> Names:
-        """Where its call belongs: what the harness says of it, in the fork."""
-        fork, found = self.live.fork, Names()
-        stated = [("episode", fork.episode_id)]
-        agent = self.live.agent_id or said.get("agent")
-        if agent is not None:
-            stated.append(("agent", agent_in(fork, self.live.origin, agent)))
-        found.state(stated, place="replay")
-        for name, value in said.values.items():
-            if name not in _NOT_OF_A_FORK:
-                found.state([(name, value)], place=said.places[name])
-        found.unusable |= said.unusable
-        return found
-
-    def told(self, send: Send) -> Send:
-        """A response that says which fork it is recorded in, where it surely is."""
-        if self.live.is_compared:
-            return send
-        header = (FORK_HEADER.encode("ascii"), self.live.fork.episode_id.encode("utf-8"))
-
-        async def with_fork(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], header]}
-            await send(message)
-
-        return with_fork
-
-    def is_kept(self, capture: Capture) -> bool:
-        """Whether what passed is part of the fork; it then says how the fork begins."""
-        live = self.live
-        if live.is_compared and self._is_recorded(capture):
-            self.forks.equal(live)
-            return False
-        self.begin()
-        meta = {"mode": self.mode.name, "live_after": self.mode.live_after, "run": self.run or None}
-        known = {name: value for name, value in meta.items() if value is not None}
-        capture.starts = starts(live.fork, self.origin, live.agent_id, meta=known)
-        capture.stale_observation = live.stale
-        return True
-
-    def _is_recorded(self, capture: Capture) -> bool:
-        """Whether the upstream answered what was recorded."""
-        assert self.live.recorded is not None, "there is something to compare with"
-        exchange = capture.exchange()
-        answer = answered(exchange.response)
-        if answer is None or exchange.status is None or exchange.status >= 400:
-            return False
-        told = [completion(choice) for choice in answer.choices]
-        return bool(told) and is_same_answer(self.live.recorded.completions, told, self.asked)
 
 
 class _Door:

@@ -458,3 +458,18 @@ def test_a_stream_of_the_policy_is_compared_as_it_was_recorded(proxy: Running, u
     assert status(proxy)["equal_answers"] == 1
     assert status(proxy)["fork"] is None
     assert status(proxy, run="second")["fork"]["forked_from_call_id"] is None
+
+
+def test_a_recorded_answer_that_broke_off_is_asked_for_again(proxy: Running, upstream: Upstream) -> None:
+    upstream.says(sse(d.CHAT_STREAM[:300], breaks=True))
+    asked: dict[str, Any] = {**MODEL, "messages": turns("a"), "stream": True}
+    with client(proxy, "proxy") as one, pytest.raises(openai.APIConnectionError):
+        list(one.chat.completions.create(**asked))
+    proxy.settle()
+    upstream.says(Said(d.chat("ganz")))
+    with client(proxy, "mode=record-missing") as one:
+        assert said(one, "a") == "ganz"
+    fork = fork_of(proxy)
+    assert fork.episode is not None
+    assert fork.episode.forked_from_call_id is None
+    assert answers(fork) == ["ganz"]
