@@ -7,7 +7,7 @@ Names stand where those of the recording proxy stand (`proxy.names`): the path, 
 key. `episode` is what is replayed; `agent` or `agent-name` says whose answer is wanted; `run` gives a run of
 the harness its own places. A request that was never recorded is 409 and says where it differs first from the
 nearest that was; clients are told not to send it again. What was deleted or redacted since is not answered: a
-recording is read anew when its project has changed, a second later at most.
+recording is read anew when it may have changed, a second later at most.
 
 `mode` and `live-after` may let the upstream of the recording proxy answer instead (`replay.modes`). Such a
 request passes as it does through the proxy, and is recorded as a call of a fork of the episode.
@@ -42,6 +42,7 @@ from tracestore.replay.tape import (
     recorded_calls,
 )
 from tracestore.settings import Settings
+from tracestore.store.changes import are_untouched
 from tracestore.store.keys import Right
 from tracestore.store.store import Store
 from tracestore_api.access import admitted
@@ -211,7 +212,8 @@ class Replay:
             tape, forks = Tape(self._calls(*key)), Forks(key[1][0])
         else:
             tape, forks = held.tape, held.forks
-            if held.snapshot != snapshot:
+            # What a model answers comes into other episodes all the time.
+            if not are_untouched(self._store, *key, after=held.snapshot, snapshot=snapshot):
                 tape.refresh(self._calls(*key))
         found = _Held(tape, forks, snapshot, looked_at)
         with self._lock:

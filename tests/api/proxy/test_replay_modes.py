@@ -23,6 +23,7 @@ from tracestore.graph.model import Graph
 from tracestore.store import tables as t
 from tracestore.store.store import Store
 from tracestore.wire.events import AnyEvent
+from tracestore_api import replay
 from tracestore_api.app import create_app
 from tracestore_exporters.export import export
 from tracestore_exporters.spec import Spec
@@ -274,6 +275,27 @@ def test_a_mode_that_there_is_not_is_refused(names: str, code: int, hint: str, p
     answer = httpx.post(url, json={**MODEL, "messages": turns("a")})
     assert answer.status_code == code
     assert hint in answer.text
+
+
+def test_a_recording_is_not_read_again_for_what_comes_into_its_forks(
+    proxy: Running, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_FRESH_S", 0.0)
+    recorded(proxy, upstream)
+    read: list[str] = []
+    load = proxy.store.load
+
+    def counted(project: str, episode_id: str, **more: Any) -> Any:
+        read.append(episode_id)
+        return load(project, episode_id, **more)
+
+    monkeypatch.setattr(proxy.store, "load", counted)
+    upstream.says(*(Said(d.chat("neu")) for _ in range(3)))
+    with client(proxy, "mode=record-missing") as one:
+        for said_now in "xyz":
+            assert said(one, said_now) == "neu"
+            proxy.settle()
+    assert read == ["e", "e"]  # its calls, and what its fork begins with
 
 
 def test_without_an_upstream_a_mode_that_needs_one_says_so(
