@@ -306,6 +306,7 @@ def _judge(h: _Harness) -> None:
         make.candidate_set("set0", *members, generator="policy"),
         make.selection("sel0", "set0", 0, selector="judge", scores={0: 0.5}, treatment="negative"),
         make.gap("gap0", call_id=call_id),
+        make.gap("gap1", "stale_observation", call_id=call_id),
         make.tool_call("x0", call_id, completion=index, result=make.raw({"out": h.draw(_TEXTS)})),
         make.snapshot("m0", "hash", agent_id=agent_id, wave=0, commit_order=1),
         make.blob("b0", role="image", call_id=call_id, position=0, shape=(2, 3), dtype="uint8"),

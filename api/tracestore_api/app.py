@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tracestore.replay.modes import STRICT, Mode
 from tracestore.settings import SETTINGS, Settings
 from tracestore.store.blobs import Blobs
 from tracestore.store.retain import Retention
@@ -76,6 +77,7 @@ def create_app(
     retention: Sequence[Retention] = (),
     exported: Sequence[str] = (),
     replayed: Sequence[str] = (),
+    replay_mode: Mode = STRICT,
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """The service over an open store, which the caller closes after it.
@@ -88,9 +90,11 @@ def create_app(
         retention: rules of what is deleted when (`store.retain`).
         exported: folders under which exports are served.
         replayed: episodes that answer a replay which names none.
+        replay_mode: how such a replay is answered where it does not say.
         clock: seconds, for rates and for how long a key is remembered.
     """
     limits = settings.limits
+    replay = Replay(store, settings=settings, episodes=replayed, mode=replay_mode, proxy=proxy)
     app = Service(
         title="tracestore",
         version=API_VERSION,
@@ -99,7 +103,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
-        lifespan=partial(_running, proxy=proxy),
+        lifespan=partial(_running, proxy=proxy, replay=replay),
     )
     problems.install(app)
     admission = Admission(max_requests=settings.max_requests_in_hand, max_bytes=settings.max_bytes_in_hand)
@@ -118,7 +122,7 @@ def create_app(
         Route("/v1/sql", sql, methods=["POST"], name="post_sql"),
         blob_route(store, blobs, limits=limits),
         *(() if proxy is None else proxy.routes()),
-        *Replay(store, settings=settings, episodes=replayed).routes(),
+        *replay.routes(),
     ]
     app.state.store = store
     app.state.limits = limits
@@ -156,7 +160,7 @@ def _plain_doors(routes: Iterable[BaseRoute]) -> dict[tuple[str, str], ASGIApp]:
 
 
 @asynccontextmanager
-async def _running(app: FastAPI, *, proxy: Proxy | None) -> AsyncIterator[None]:
+async def _running(app: FastAPI, *, proxy: Proxy | None, replay: Replay) -> AsyncIterator[None]:
     # Reads wait for a thread, not for one of the store's pooled connections: that would end in an error.
     to_thread.current_default_thread_limiter().total_tokens = READ_THREADS
     deleter: deletions.Deleter = app.state.deleter
@@ -164,5 +168,8 @@ async def _running(app: FastAPI, *, proxy: Proxy | None) -> AsyncIterator[None]:
     try:
         async with nullcontext() if proxy is None else proxy.running():
             yield
+        if replay.forking is not None:
+            # What passed is recorded by now.
+            await to_thread.run_sync(replay.forking.close)
     finally:
         await to_thread.run_sync(deleter.close)

@@ -8,7 +8,10 @@ Names stand where those of the recording proxy stand (`proxy.names`): the path, 
 key. `episode` is what is replayed; `agent` or `agent-name` says whose answer is wanted; `run` gives a run of
 the harness its own places. A request that was never recorded is 409 and says where it differs first from the
 nearest that was; clients are told not to send it again. What was deleted or redacted since is not answered: a
-recording is read anew when its project has changed, a second later at most.
+recording is read anew when it may have changed, a second later at most.
+
+`mode` and `live-after` may let the upstream of the recording proxy answer instead (`replay.modes`). Such a
+request passes as it does through the proxy, and is recorded as a call of a fork of the episode.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyio import to_thread
 from starlette.requests import Request
@@ -28,14 +31,25 @@ from starlette.types import Receive, Scope, Send
 from tracestore.importers.exchanges import Exchange, request_body
 from tracestore.replay.answers import body_of, encoded, error_of, recorded_events
 from tracestore.replay.keys import Asked
+from tracestore.replay.live import Fork, Forks
+from tracestore.replay.modes import STRICT, Mode, mode_of
 from tracestore.replay.streams import stream_of
-from tracestore.replay.tape import NotRecorded, NotReplayable, Played, Recorded, Tape, recorded_calls
+from tracestore.replay.tape import (
+    NotRecorded,
+    NotReplayable,
+    Played,
+    Recorded,
+    Tape,
+    recorded_calls,
+)
 from tracestore.settings import Settings
+from tracestore.store.changes import are_untouched
 from tracestore.store.keys import Right
 from tracestore.store.store import Store
 from tracestore_api.access import admitted
 from tracestore_api.body import Admission, coding_of, decompress, read_body
 from tracestore_api.errors import InvalidReplay
+from tracestore_api.forking import Forking, Passing
 from tracestore_api.guard import REPLAY as PREFIX
 from tracestore_api.problems import problem_of, problem_response
 from tracestore_api.proxy.capture import text_of
@@ -43,6 +57,10 @@ from tracestore_api.proxy.lineage import Recent
 from tracestore_api.proxy.names import Names, address_of, state_body
 from tracestore_api.replay_tools import Tools
 from tracestore_api.response import StrictJSON
+
+if TYPE_CHECKING:
+    # Its HTTP client takes a fifth of the time in which a server starts, and most servers have no proxy.
+    from tracestore_api.proxy.route import Proxy
 
 _TAPES = 16
 """Sets of episodes that are held in memory."""
@@ -61,6 +79,7 @@ class _Held:
     """A tape, and the state of the store that it is of."""
 
     tape: Tape
+    forks: Forks
     snapshot: int
     """Every event, deletion and redaction takes a position of its own."""
     looked_at: float
@@ -69,13 +88,25 @@ class _Held:
 class Replay:
     """The recorded answers of a store."""
 
-    def __init__(self, store: Store, *, settings: Settings, episodes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        settings: Settings,
+        episodes: Sequence[str] = (),
+        mode: Mode = STRICT,
+        proxy: Proxy | None = None,
+    ) -> None:
         """
         Args:
             episodes: that answer a request which names none.
+            mode: of a request that names none.
+            proxy: asks the upstream and records what it answers; None: nothing is asked.
         """
         self._store = store
         self._episodes = tuple(episodes)
+        self._mode = mode
+        self.forking = None if proxy is None else Forking(store, proxy)
         self._admission = Admission(
             max_requests=settings.max_requests_in_hand, max_bytes=settings.max_bytes_in_hand
         )
@@ -117,26 +148,45 @@ class Replay:
             asked = _asked(address.path, text)
             state_body(address.names, asked.body.value())
             # Reading a recording takes time, and a miss looks through all of it: not on the loop.
-            response = await to_thread.run_sync(self._answered, project, address.names, asked, scope)
-        await response(scope, receive, send)
+            answer = await to_thread.run_sync(self._answered, project, address.names, asked, scope)
+            if isinstance(answer, Passing):
+                await answer.pass_on(scope, receive, send, address=address, body=body, ticket=ticket)
+                return
+        await answer(scope, receive, send)
 
-    def _answered(self, project: str, names: Names, asked: Asked, scope: Scope) -> Response:
-        tape = self._tape(project, self._named(names))
-        run = names.get("run") or ""
+    def _answered(self, project: str, names: Names, asked: Asked, scope: Scope) -> Response | Passing:
+        mode = self._mode_of(names, scope)
+        held = self._look(project, self._named(names))
+        tape, forks = held.tape, held.forks
+        run, agent = names.get("run") or "", names.get("agent") or names.get("agent-name")
         retries = text_of(scope["headers"], "x-stainless-retry-count")
+        is_retry = retries is not None and retries.strip("0") != ""
         try:
-            played = tape.answer(
-                asked,
-                run=run,
-                agent=names.get("agent") or names.get("agent-name"),
-                is_retry=retries is not None and retries.strip("0") != "",
-            )
-            return _response(played, asked)
+            found = forks.answer(tape, asked, mode, run=run, agent=agent, is_retry=is_retry)
+            if isinstance(found, Played):
+                return _response(found, asked)
         except NotRecorded as error:
             return problem_response(problem_of(error), headers=_NO_RETRY)
         except NotReplayable as error:
             tape.miss(run, error)
-            return problem_response(problem_of(error), headers=_NO_RETRY)
+            if mode.name != "record-missing":
+                return problem_response(problem_of(error), headers=_NO_RETRY)
+            assert isinstance(found, Played), "what was not recorded is not sent again"
+            found = forks.instead(tape, asked, mode, found, run=run, agent=agent)
+        assert self.forking is not None, "no mode that needs a model is let through without one"
+        return self.forking.passing(project, forks, found, asked=asked, mode=mode, run=run)
+
+    def _mode_of(self, names: Names, scope: Scope) -> Mode:
+        mode = mode_of(names.get("mode"), names.number("live-after")) or self._mode
+        if not mode.needs_model:
+            return mode
+        admitted(scope, needs="write")
+        if self.forking is None:
+            raise InvalidReplay(
+                mode=mode.name,
+                hint="a model answers what the recording does not: start the server with --upstream URL",
+            )
+        return mode
 
     def _named(self, names: Names) -> tuple[str, ...]:
         # A trace id, which any instrumented client sends, names no recording.
@@ -149,14 +199,14 @@ class Replay:
             )
         return self._episodes
 
-    def _tape(self, project: str, episodes: tuple[str, ...]) -> Tape:
+    def _look(self, project: str, episodes: tuple[str, ...]) -> _Held:
         """The recorded calls of these episodes, as the store has them now or had them a second ago."""
         key = (project, episodes)
         held = self._held(key)
         if held is None or time.monotonic() - held.looked_at >= _FRESH_S:
             with self._loading:  # two first requests find one tape, with one place in it
                 held = self._looked(key, self._held(key))
-        return held.tape
+        return held
 
     def _held(self, key: tuple[str, tuple[str, ...]]) -> _Held | None:
         with self._lock:
@@ -167,12 +217,13 @@ class Replay:
         looked_at = time.monotonic()
         snapshot = self._store.snapshot(key[0])  # before the calls: what comes between is read again
         if held is None:
-            tape = Tape(self._calls(*key))
+            tape, forks = Tape(self._calls(*key)), Forks(key[1][0])
         else:
-            tape = held.tape
-            if held.snapshot != snapshot:
+            tape, forks = held.tape, held.forks
+            # What a model answers comes into other episodes all the time.
+            if not are_untouched(self._store, *key, after=held.snapshot, snapshot=snapshot):
                 tape.refresh(self._calls(*key))
-        found = _Held(tape, snapshot, looked_at)
+        found = _Held(tape, forks, snapshot, looked_at)
         with self._lock:
             self._tapes.put(key, found)
         return found
@@ -184,19 +235,24 @@ class Replay:
     async def _status(self, request: Request) -> Response:
         """What a run has not asked for yet."""
         project, episodes, run = self._wanted(request)
-        tape = await to_thread.run_sync(self._tape, project, episodes)
+        held = await to_thread.run_sync(self._look, project, episodes)
+        tape, fork = held.tape, held.forks.fork(run)
         unasked = [one.call.id for one in tape.unasked(run)]
         facts: dict[str, Any] = {"episodes": list(episodes), "run": run, "calls": len(tape.calls)}
-        answered = {"answered": len(tape.calls) - len(unasked), "unasked": unasked[:_TOLD]}
-        answered |= {"num_unasked": len(unasked)}
-        tools = self._tools.status(project, episodes, run)
-        return StrictJSON(facts | answered | {"missed": tape.missed(run), "tools": tools})
+        facts |= {"answered": len(tape.calls) - len(unasked), "unasked": unasked[:_TOLD]}
+        facts |= {"num_unasked": len(unasked), "missed": tape.missed(run)}
+        facts |= {"tools": self._tools.status(project, episodes, run)}
+        return StrictJSON(facts | _fork_facts(fork))
 
     async def _rewind(self, request: Request) -> Response:
         """Let a run begin again."""
         project, episodes, run = self._wanted(request, needs="write")
-        (await to_thread.run_sync(self._tape, project, episodes)).rewind(run)
+        held = await to_thread.run_sync(self._look, project, episodes)
+        held.tape.rewind(run)
         self._tools.rewind(project, episodes, run)
+        fork = held.forks.rewind(run)
+        if fork is not None and self.forking is not None:
+            await to_thread.run_sync(self.forking.end, project, fork)
         return Response(status_code=204)
 
     def _wanted(self, request: Request, *, needs: Right = "read") -> tuple[str, tuple[str, ...], str]:
@@ -249,3 +305,17 @@ def _response(played: Played, asked: Asked) -> Response:
         recorded=recorded_events(played.recorded.call),
     )
     return Response(b"".join(events), media_type="text/event-stream", headers=headers)
+
+
+def _fork_facts(fork: Fork | None) -> dict[str, Any]:
+    """What a status says of the fork that a run made."""
+    if fork is None:
+        return {"fork": None, "equal_answers": 0}
+    made = None
+    if fork.origin is not None:
+        made = {
+            "episode_id": fork.episode_id,
+            "forked_from_episode_id": fork.origin,
+            "forked_from_call_id": fork.after,
+        }
+    return {"fork": made, "equal_answers": fork.num_equal}

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from sqlalchemy import make_url
 from uvicorn.supervisors import Multiprocess
 
+from tracestore.replay.modes import STRICT, Mode
 from tracestore.settings import SETTINGS, Settings
 from tracestore.store.blobs import Blobs, default_blobs, open_blobs
 from tracestore.store.engine import NoStore
@@ -48,6 +49,7 @@ class Process:
     retention: tuple[Retention, ...] = ()
     exported: tuple[str, ...] = ()
     replayed: tuple[str, ...] = ()
+    replay_mode: Mode = STRICT
 
     @contextmanager
     def opened(self) -> Iterator[FastAPI]:
@@ -70,6 +72,7 @@ class Process:
                 retention=self.retention,
                 exported=self.exported,
                 replayed=self.replayed,
+                replay_mode=self.replay_mode,
             )
         finally:
             store.close()
@@ -114,6 +117,7 @@ def serve(
     retention: tuple[Retention, ...] = (),
     exported: tuple[str, ...] = (),
     replayed: tuple[str, ...] = (),
+    replay_mode: Mode = STRICT,
     on_ready: Callable[[Listening], None] = lambda listening: None,
 ) -> None:
     """Serve the store at `db_url` until SIGINT or SIGTERM; requests in hand are finished first.
@@ -128,6 +132,7 @@ def serve(
         retention: rules of what is deleted when (`store.retain`).
         exported: folders under which exports are served.
         replayed: episodes that answer a replay which names none.
+        replay_mode: how such a replay is answered where it does not say.
         on_ready: called once, when requests are answered.
 
     Raises:
@@ -156,6 +161,7 @@ def serve(
         retention=retention,
         exported=exported,
         replayed=replayed,
+        replay_mode=replay_mode,
     )
     with _stopped_by_sigterm(), _listening(address, port) as listener:
         url = f"http://{_in_url(address)}:{listener.getsockname()[1]}"

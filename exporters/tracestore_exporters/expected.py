@@ -100,6 +100,9 @@ class _Rules:
     def __init__(self, graph: Graph, spec: Spec) -> None:
         self._graph = graph
         self._spec = spec
+        self._stale = {
+            gap.call_id for gap in graph.gaps.values() if gap.cause == Reason.STALE_OBSERVATION.label
+        }
         self._banned = dict(self._edits()) | dict(self._candidates())
         # An edit's verdict is asked before a candidate set's.
         self._banned |= dict(self._edits())
@@ -195,6 +198,7 @@ class _Rules:
             (not self._authored(key, completion), Reason.OTHER_POLICY),
             (not listed if purposes is not None else auxiliary, Reason.PURPOSE),
             (self._is_broken(key, completion), Reason.CALL_INCOMPLETE),
+            (key[0] in self._stale, Reason.STALE_OBSERVATION),
             (prompt is None or self._has_missing_ids(key[0]), Reason.IDS_INCOMPLETE),
         )
         return next((reason for holds, reason in questions if holds), None) or self._banned.get(key)

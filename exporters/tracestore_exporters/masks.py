@@ -132,7 +132,7 @@ class Masks:
         broken = call.status in ("failed", "aborted") or call.phase == "start" or completion.partial is True
         if broken or completion.finish_reason in _BROKEN_FINISH:
             return Reason.CALL_INCOMPLETE
-        return None
+        return Reason.STALE_OBSERVATION if self._graph.is_stale(call.id) else None
 
     def _of_completion(self, unit: Unit) -> Reason | None:
         reason = self._of_choice(unit.key)

@@ -434,3 +434,10 @@ def test_no_key_is_ever_logged(served: Served, caplog: pytest.LogCaptureFixture)
     secret = key.text.rpartition("_")[2]
     ours = [record for record in caplog.records if not record.name.startswith("httpx")]
     assert secret not in "".join(repr(record.__dict__) for record in ours)
+
+
+def test_a_replay_that_may_ask_a_model_needs_a_key_that_may_write(served: Served) -> None:
+    url = "/replay/episode=e/mode=record-missing/v1/chat/completions"
+    for scope, status in (("read", 403), ("admin", 404)):  # there is no such episode
+        headers = bearer(served.key(scope))
+        assert served.client.post(url, json={"messages": []}, headers=headers).status_code == status

@@ -54,7 +54,10 @@ SURFACE = {
         *("--follow", "--interval", "--until-idle", "--settle", "--silence", "--lag", "--run"),
     },
     "convert": {"export", "--to", "--out", "--advantages", "--reward-term", "--json"},
-    "replay": {"--check", "--db", "--episode", "--json", "--mcp", "--port", "--project", "--tools"},
+    "replay": {
+        *("--check", "--db", "--episode", "--inject", "--json", "--live-after", "--mcp", "--mode", "--port"),
+        *("--project", "--tools", "--upstream"),
+    },
     "credit": {"export", "--rule", "--reward-term", "--step", "--out", "--db", "--json"},
     "rescore": {
         *("--db", "--dry-run", "--episode", "--group", "--json", "--limit", "--name", "--project"),

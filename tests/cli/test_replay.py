@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.api.proxy import dialects as d
+from tests.api.proxy.scripted import Said, scripted_upstream
 from tests.factories import call, episode, posted, raw, tool_call
 from tests.replay.conversations import events_of
 from tracestore.cli.main import main
@@ -40,13 +42,17 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def check(
-    database: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], *questions: str
+    database: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    *questions: str,
+    flags: Sequence[str] = (),
 ) -> tuple[int, str]:
     harness = tmp_path / "harness.py"
     harness.write_text(HARNESS)
     command = shlex.join([sys.executable, str(harness), *questions])
-    code = main(["replay", "--db", database, "--project", "tau", "--episode", "e", "--check", command])
-    return code, capfd.readouterr().out
+    words = ["replay", "--db", database, "--project", "tau", "--episode", "e", *flags]
+    return main([*words, "--check", command]), capfd.readouterr().out
 
 
 def test_a_harness_that_asks_what_was_recorded_is_identical(
@@ -99,6 +105,43 @@ def test_tools_give_what_was_recorded_and_one_that_differs_is_told(
     assert "tool look diverged after 1 answered runs" in out
     assert "nearest recorded run   x" in out
     assert "arguments.n\n    recorded             1\n    asked                2\n" in out
+
+
+def test_one_that_goes_on_at_a_model_makes_a_fork(
+    database: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+    with scripted_upstream() as upstream:
+        upstream.says(Said(d.chat("ten")))
+        flags = ("--mode", "record-missing", "--upstream", upstream.url)
+        code, out = check(database, tmp_path, capfd, "one?", "ten?", flags=flags)
+    assert code == 0  # the harness's own: that it diverges is what was asked for
+    assert upstream.seen[0].header("authorization") == "Bearer sk-mine"
+    id_ = next(line.split()[2].rstrip(",") for line in out.splitlines() if line.startswith("recorded as"))
+    assert f"recorded as {id_}, a fork after c0" in out
+    with Store.open(database) as store:
+        graph = store.load_graph("tau", id_)
+    assert [one.message.value()["content"] for one in graph.completions.values() if one.message] == ["ten"]
+    assert graph.episode is not None
+    assert graph.episode.forked_from_call_id == "c0"
+
+
+@pytest.mark.parametrize(
+    ("flags", "hint"),
+    [
+        (("--mode", "record-missing"), "name --upstream"),
+        (("--upstream", "http://127.0.0.1:1"), "in which a model answers"),
+        (("--mode", "strict", "--inject"), "in which a model answers"),
+        (("--mode", "live-after", "--upstream", "http://127.0.0.1:1"), "stand together"),
+        (("--mode", "policy", "--live-after", "1", "--upstream", "http://127.0.0.1:1"), "stand together"),
+    ],
+)
+def test_modes_that_lack_something_say_what(
+    flags: tuple[str, ...], hint: str, database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["replay", "--db", database, "--project", "tau", "--episode", "e", *flags]
+    assert main([*argv, "--check", "true"]) == 2
+    assert hint in capsys.readouterr().err
 
 
 def test_an_episode_that_is_not_there_is_told_before_anything_runs(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -590,3 +590,12 @@ def test_a_preference_export_trains_the_members_of_sets_that_were_chosen_from() 
     # Nothing to prefer where none, or all, were chosen.
     for selected in ((), (0, 1)):
         assert two_tries(selected=selected, spec=spec)["c"] == ["not_paired", "not_paired"]
+
+
+@pytest.mark.parametrize("objective", ["rl", "sft"])
+def test_what_read_an_answer_to_something_else_does_not_train(objective: Literal["rl", "sft"]) -> None:
+    first = make.call("a", None, make.answer(None, ids=[4]), prompt_ids=[1], ordinal=0)
+    second = make.call("b", None, make.answer(None, ids=[6]), prompt_ids=[1, 4, 5], ordinal=1)
+    gaps = [make.gap("g1", "stale_observation", call_id="b"), make.gap("g2", "no_token_ids", call_id="a")]
+    row = planned([make.episode(status="ok"), first, second, *gaps], spec=Spec(objective=objective))
+    assert reasons(row) == {"a": ["trained"], "b": ["stale_observation"]}

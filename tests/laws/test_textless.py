@@ -57,6 +57,7 @@ def _same_graph(short: Graph, whole: Graph) -> None:
         assert getattr(short, name) == getattr(whole, name)
     for name in ("rewards", "blobs", "links", "pending", "prompt_node", "completion_node"):
         assert getattr(short, name) == getattr(whole, name)
+    assert [short.is_stale(one) for one in short.calls] == [whole.is_stale(one) for one in whole.calls]
     assert list(short.calls) == list(whole.calls)
     assert list(short.completions) == list(whole.completions)
     assert {k: (n.parent, n.depth, n.role) for k, n in short.nodes.items()} == {

@@ -97,6 +97,7 @@ def test_reason_numbers_are_part_of_the_format() -> None:
         "23 role",
         "24 not_paired",
         "25 redacted",
+        "26 stale_observation",
     ]
     assert label_of(0) == "trained"
     assert label_of(200) == "unknown_200"

@@ -11,7 +11,7 @@ from tests import factories as make
 from tests.factories import call, posted, user
 from tests.strategies import Batch, deliveries, episodes
 from tracestore.store import Store, delete, redact
-from tracestore.store.changes import Changes, changes, consumed, groups_with
+from tracestore.store.changes import Changes, are_untouched, changes, consumed, groups_with
 from tracestore.wire.events import AnyEvent
 
 _numbers = count()
@@ -95,3 +95,25 @@ def test_episodes_of_which_something_was_trained(store: Store) -> None:
     assert consumed(store, "p", "abc") == {"r": {"a"}, "other": {"b"}}
     assert consumed(store, "p", "bc") == {"other": {"b"}}
     assert consumed(store, "p", "c") == {}
+
+
+def test_an_episode_is_untouched_by_events_of_others_and_by_nothing_else(store: Store) -> None:
+    at = ingest(store, make.episode("a", error="sk-ABC"), make.episode("b"))
+
+    def is_untouched() -> bool:
+        """Whether a is, since it was asked before."""
+        nonlocal at
+        after, at = at, store.snapshot("p")
+        return are_untouched(store, "p", ["a"], after=after, snapshot=at)
+
+    assert is_untouched()
+    ingest(store, make.reward("r1", episode="b"), call("c0", [user("u")], episode="new"))
+    assert is_untouched()
+    ingest(store, make.reward("r2", episode="b"), make.reward("r3", episode="a"))
+    assert not is_untouched()
+    key = redact.add_rules(store, "p", json.dumps([{"name": "key", "pattern": "sk-[A-Z]+"}])).id
+    redact.carry_out(store, "p", key)
+    assert not is_untouched()
+    assert is_untouched()
+    delete.delete_episode(store, "p", "a")
+    assert not is_untouched()

@@ -1,4 +1,5 @@
-"""`tracestore replay`: recorded episodes answer a running harness, without a model."""
+"""`tracestore replay`: recorded episodes answer a running harness, without a model or with one from some
+point on."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,6 +30,7 @@ from tracestore.cli.common import (
 from tracestore.cli.serving import serving
 from tracestore.cli.show import NothingRecorded, is_episode
 from tracestore.replay.missed import missed_lines
+from tracestore.replay.modes import MODES, STRICT, Mode, mode_of
 
 SHOWN = 10
 """Differences that a check prints."""
@@ -55,10 +58,35 @@ def add_parser(subparsers: Subparsers) -> None:
         help="port on this machine, 0 for any free one (default: 0)",
     )
     parser.add_argument(
+        "--mode",
+        choices=MODES,
+        help="who answers: the recording alone (strict), a model what was never recorded (record-missing), a"
+        " model all but the first calls (live-after), a model everything (policy); what a model answers is"
+        " recorded as a fork of the episode (default: strict)",
+    )
+    parser.add_argument(
+        "--live-after",
+        metavar="K",
+        type=whole_number(least=0),
+        help="--mode live-after: the first K calls of the recording answer, a model from there on",
+    )
+    parser.add_argument(
+        "--upstream",
+        metavar="URL",
+        help="the model server of every mode but strict, as https://api.openai.com; the harness keeps its"
+        " API key for it",
+    )
+    parser.add_argument(
+        "--inject",
+        action="store_true",
+        help="ask the upstream for token ids and logprobs (vLLM, SGLang), unseen by the harness",
+    )
+    parser.add_argument(
         "--check",
         metavar="COMMAND",
         help="run this command against the replay (OPENAI_BASE_URL, ANTHROPIC_BASE_URL and"
-        " their API keys say where it is), and exit 1 where it asks anything else than was recorded",
+        " their API keys say where it is), and exit 1 where it asks anything else than was recorded; with"
+        " a model, exit as it does",
     )
     parser.add_argument(
         "--mcp",
@@ -77,6 +105,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    mode = _mode(args)
     _require(args)
     if args.mcp is not None:
         return _mcp(args)
@@ -90,13 +119,31 @@ def run(args: argparse.Namespace) -> int:
             print_json_line({"url": listening.url, "pid": os.getpid()})
             return
         print_line(f"replaying {', '.join(args.episode)} of {args.db}: run the harness with")
-        for name, value in _environment(listening.url, args).items():
+        for name, value in _environment(listening.url, args, keys=_SHELL).items():
             print_line(f"  {name}={value}")
         sys.stdout.flush()
         note("Ctrl-C stops it", args=args)
 
-    serve(args.db, port=args.port, replayed=tuple(args.episode), on_ready=on_ready)
+    serve(
+        args.db,
+        port=args.port,
+        replayed=tuple(args.episode),
+        replay_mode=mode,
+        upstream=args.upstream,
+        inject=args.inject,
+        on_ready=on_ready,
+    )
     return 0
+
+
+def _mode(args: argparse.Namespace) -> Mode:
+    """Who answers, and whether there is a model where one is to."""
+    mode = mode_of(args.mode, args.live_after) or STRICT
+    if mode.needs_model and args.upstream is None:
+        raise UsageError(mode=mode.name, hint="a model answers what the recording does not: name --upstream")
+    if not mode.needs_model and (args.upstream is not None or args.inject):
+        raise UsageError(hint="--upstream and --inject are for a --mode in which a model answers")
+    return mode
 
 
 def _require(args: argparse.Namespace) -> None:
@@ -116,23 +163,34 @@ def _require(args: argparse.Namespace) -> None:
             )
 
 
-def _environment(url: str, args: argparse.Namespace) -> dict[str, str]:
-    """What SDKs read to find their server; OpenAI's want the version in it. The key names the project."""
-    project: str = args.project
-    base, key = f"{url}/replay", "replay" if project == DEFAULT_PROJECT else f"replay:ts-project={project}"
-    tools = {"TRACESTORE_REPLAY_TOOLS": base, "TRACESTORE_REPLAY_PROJECT": project} if args.tools else {}
-    return tools | {
+def _environment(url: str, args: argparse.Namespace, *, keys: Mapping[str, str]) -> dict[str, str]:
+    """What SDKs read to find their server; OpenAI's want the version in it. The key names the project.
+
+    Args:
+        keys: for the upstream, by the variable that has them; one that is not there is none.
+    """
+    base = f"{url}/replay"
+    suffix = "" if args.project == DEFAULT_PROJECT else f":ts-project={args.project}"
+    known = keys if args.upstream is not None else {}
+    told = {"TRACESTORE_REPLAY_TOOLS": base, "TRACESTORE_REPLAY_PROJECT": args.project} if args.tools else {}
+    return told | {
         "OPENAI_BASE_URL": f"{base}/v1",
-        "OPENAI_API_KEY": key,
+        "OPENAI_API_KEY": known.get("OPENAI_API_KEY", "replay") + suffix,
         "ANTHROPIC_BASE_URL": base,
-        "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_API_KEY": known.get("ANTHROPIC_API_KEY", "replay") + suffix,
         "TRACESTORE_REPLAY_URL": base,
     }
 
 
+_SHELL = {name: f"${name}" for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")}
+"""How a shell writes the keys that it has, which are not to be printed."""
+
+
 def _mcp(args: argparse.Namespace) -> int:
-    if args.check is not None or args.port or args.tools:
-        raise UsageError(hint="--mcp speaks on stdin and stdout: it goes without --check, --port and --tools")
+    if args.check is not None or args.port or args.tools or args.upstream is not None:
+        raise UsageError(
+            hint="--mcp speaks on stdin and stdout: it goes without --check, --port, --tools and --upstream"
+        )
     import asyncio
 
     with extra("mcp"):
@@ -151,7 +209,7 @@ def _mcp(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     with _server(args) as url:
-        environment = os.environ | _environment(url, args)
+        environment = os.environ | _environment(url, args, keys=os.environ)
         ran = subprocess.run(args.check, shell=True, env=environment, check=False)
         query = urllib.parse.urlencode([("episode", one) for one in args.episode])
         request = urllib.request.Request(
@@ -160,12 +218,15 @@ def _check(args: argparse.Namespace) -> int:
         with urllib.request.urlopen(request) as response:
             told: dict[str, Any] = json.load(response)
     missed_tools = (told["tools"] or {}).get("missed")
-    is_identical = not told["missed"] and not told["unasked"] and not missed_tools
+    diverged = told["missed"] or told["unasked"] or missed_tools or told["fork"]
+    is_identical = not diverged
     facts = {"identical": is_identical, "exit_code": ran.returncode, **told}
     if args.json:
         print_json_line(facts)
     else:
         _print(facts)
+    if args.upstream is not None:
+        return ran.returncode  # a run that diverges is what was asked for
     return 0 if is_identical and ran.returncode == 0 else 1
 
 
@@ -176,6 +237,10 @@ def _print(facts: dict[str, Any]) -> None:
     for missed in (*facts["missed"][:SHOWN], *missed_tools[:SHOWN]):
         for line in missed_lines(missed):
             print_line(line)
+    if facts["fork"] is not None:
+        after = facts["fork"]["forked_from_call_id"]
+        where = "before its first call" if after is None else f"after {after}"
+        print_line(f"recorded as {facts['fork']['episode_id']}, a fork {where}")
     if facts["unasked"]:
         print_line(f"never asked: {', '.join(facts['unasked'][:SHOWN])} ({facts['num_unasked']} in all)")
     if facts["exit_code"]:
@@ -185,4 +250,8 @@ def _print(facts: dict[str, Any]) -> None:
 def _server(args: argparse.Namespace) -> AbstractContextManager[str]:
     """This verb as a server."""
     words = ["--db", args.db, "--project", args.project, "--port", str(args.port)]
+    if args.upstream is not None:
+        words += ["--mode", args.mode or "live-after", "--upstream", args.upstream]
+        words += [] if args.live_after is None else ["--live-after", str(args.live_after)]
+        words += ["--inject"] if args.inject else []
     return serving(["replay", *words, *(word for one in args.episode for word in ("--episode", one))])

@@ -32,11 +32,11 @@ nothing is removed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Any
 
-from tracestore.graph.messages import Number, parsed, role_of_value
+from tracestore.graph.messages import Message, Number, parsed, role_of_value
 from tracestore.wire.canonical import canonical
 
 HASH_BYTES = 16
@@ -82,6 +82,19 @@ def match_hash(message: bytes, *, role: str | None = None, value: Any = None) ->
 def node_key(parent: bytes | None, match: bytes) -> bytes:
     """The key of the message that follows `parent` (None: begins a context): a hash of the path to it."""
     return blake2b((parent or b"") + match, digest_size=HASH_BYTES).digest()
+
+
+def node_keys(messages: Iterable[Message], *, after: bytes | None = None) -> list[bytes]:
+    """The key of each of some messages that follow each other.
+
+    Args:
+        after: key of the message before the first; None: they begin a context.
+    """
+    keys: list[bytes] = []
+    for message in messages:
+        after = node_key(after, match_hash(message.raw, role=message.role))
+        keys.append(after)
+    return keys
 
 
 def _message_value(value: Any, role: str | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from tracestore.wire.completion import CompletionFields
 from tracestore.wire.consumption import Consumption
 from tracestore.wire.context_edit import ContextEdit
 from tracestore.wire.episode import Episode
-from tracestore.wire.gap import Gap
+from tracestore.wire.gap import STALE_OBSERVATION, Gap
 from tracestore.wire.group import Group
 from tracestore.wire.reward import Reward
 from tracestore.wire.snapshot import Snapshot
@@ -102,6 +102,8 @@ class Textless:
     """Prompt and completion of each answer whose prompt is known."""
     tool_failed: Mapping[CompletionKey, bool] = field(default_factory=dict)
     """What `Graph.tool_failed` says, where it says something."""
+    stale: frozenset[str] = frozenset()
+    """Calls of which `Graph.is_stale` holds."""
 
 
 def failed_tools(said: Iterable[tuple[CompletionKey, str | None]]) -> dict[CompletionKey, bool]:
@@ -167,6 +169,18 @@ class Graph:
         """Whether a tool call of a completion failed or timed out; None: no outcome of one is known."""
         known = self._tool_failed if self.textless is None else self.textless.tool_failed
         return known.get(key)
+
+    def is_stale(self, call_id: str) -> bool:
+        """Whether a call read what an environment had answered to something else than was sampled before it.
+
+        A gap says so (`wire.gap.STALE_OBSERVATION`).
+        """
+        return call_id in (self._stale if self.textless is None else self.textless.stale)
+
+    @cached_property
+    def _stale(self) -> frozenset[str]:
+        gaps = (gap for gap in self.gaps.values() if gap.cause == STALE_OBSERVATION)
+        return frozenset(gap.call_id for gap in gaps if gap.call_id is not None)
 
     @cached_property
     def _tool_failed(self) -> dict[CompletionKey, bool]:

@@ -29,6 +29,8 @@ NOT_COMPARED = frozenset(
 
 CONTEXT = ("system", "instructions", "messages", "input", "prompt")
 """Fields in which the context stands, in any dialect."""
+KEPT = ("previous_response_id", "conversation")
+"""Fields that name a context which the server has."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ class Asked:
             (one.role or "").encode() + b" " + canonical(one.raw)
             for one in messages_of(self.body, self.dialect)
         )
+
+    @property
+    def kept_by_server(self) -> str | None:
+        """The response or conversation that the server is to go on with; None: all of the context is here."""
+        return next((str(self._value[name]) for name in KEPT if self._value.get(name)), None)
 
     @property
     def wants_stream(self) -> bool:

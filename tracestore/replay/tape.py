@@ -97,6 +97,7 @@ class Tape:
         self._by_key: dict[bytes, list[Recorded]] = defaultdict(list)
         for one in self.calls:
             self._by_key[one.asked.key].append(one)
+        self._positions = {one.call.id: place for place, one in enumerate(self.calls)}
 
     def answer(
         self, asked: Asked, *, run: str = "", agent: str | None = None, is_retry: bool = False
@@ -130,6 +131,10 @@ class Tape:
             )
             place.last[asked.key, agent] = played
             return played
+
+    def position(self, recorded: Recorded) -> int:
+        """How many calls were recorded before one; of one that is gone by now, all of them."""
+        return self._positions.get(recorded.call.id, len(self._positions))
 
     def rewind(self, run: str = "") -> None:
         """Let a run begin again."""

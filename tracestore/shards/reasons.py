@@ -65,6 +65,8 @@ class Reason(IntEnum):
     REDACTED = 25
     """Its ids, or those before it, spell what a rule of the spec takes out, or text that was not recorded:
     they are in no shard. Asked before all others."""
+    STALE_OBSERVATION = 26
+    """The call read what an environment had answered to something else than was sampled before it."""
 
     @property
     def label(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, exists, select
+from sqlalchemy import ColumnElement, Connection, exists, func, select
 
 from tracestore.store import query
 from tracestore.store import tables as t
@@ -142,6 +142,28 @@ def _redactions(connection: Connection, project_id: int, after: int) -> tuple[tu
         c.project_id == project_id, c.first_pos <= after, c.last_pos.is_not(None), c.state != "redacting"
     )
     return tuple((row.first_pos, row.last_pos) for row in connection.execute(rows.order_by(c.key)))
+
+
+def are_untouched(
+    store: Store, project: str, episode_ids: Iterable[str], *, after: int, snapshot: int
+) -> bool:
+    """Whether all that took a position after one, up to another, are events of other episodes.
+
+    Deletions, redactions and revisions may leave positions empty, whomever they are of: then it is not known,
+    and the answer is no.
+    """
+    with store.read() as connection:
+        project_id = query.find_project(connection, project)
+        if project_id is None:
+            return False
+        raw, keys = t.raw_event.c, _keys(connection, project_id, t.episode, episode_ids)
+        others = select(func.count()).where(
+            raw.project_id == project_id,
+            raw.pos > after,
+            raw.pos <= snapshot,
+            raw.episode_key.not_in(sorted(keys)),
+        )
+        return int(connection.execute(others).scalar_one()) == snapshot - after
 
 
 def groups_with(

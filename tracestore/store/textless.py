@@ -41,13 +41,15 @@ from tracestore.wire.base import Raw
 from tracestore.wire.call import Call, Policy, Usage
 from tracestore.wire.completion import CompletionFields, VersionRun
 from tracestore.wire.events import AnyEvent
+from tracestore.wire.gap import STALE_OBSERVATION
 
 K = TypeVar("K")
 V = TypeVar("V")
 M = TypeVar("M", bound=BaseModel)
 
 _NOT_READ = frozenset({"tool_call", "gap", "consumption", "snapshot"})
-"""Kinds of which no sample says anything, but for the status of a tool call, which is read apart."""
+"""Kinds of which no sample says anything, but for the status of a tool call and gaps of one cause: these are
+read apart."""
 _REMEMBERED = 65_536
 """Contents, about, that are known to hold no media, and outlines: what groups share is read once."""
 
@@ -155,6 +157,8 @@ class _Parts:
     """Completions by the key of their call."""
     tools: list[tuple[CompletionKey, str | None]] = field(default_factory=list)
     """Of executed tool calls: whose they are, and their status."""
+    stale: set[str] = field(default_factory=set)
+    """Calls that read what answered something else."""
 
 
 class TextlessReader:
@@ -305,6 +309,11 @@ class _Reading:
             caller = self._calls.get(call_key)
             if caller is not None and caller.episode_key == episode_key:
                 self._parts[episode_key].tools.append(((caller.id, completion or 0), status))
+        gaps = self._rows(t.gap, ("episode_key", "call_key", "cause"), by="episode_key", values=self._parts)
+        for episode_key, call_key, cause in gaps:
+            named = self._calls.get(call_key)
+            if named is not None and cause == STALE_OBSERVATION:
+                self._parts[episode_key].stale.add(named.id)
 
     def _drop_media(self) -> None:
         """Leave out the episodes with a message that holds media."""
@@ -401,7 +410,7 @@ class _Reading:
             completion_node=LazyMapping(lambda: places().completion_node),
             links=links,
             pending=frozenset(),
-            textless=Textless(outlines, prompts, sampled, failed_tools(parts.tools)),
+            textless=Textless(outlines, prompts, sampled, failed_tools(parts.tools), frozenset(parts.stale)),
         )
 
     def _call(self, row: _CallRow, episode_id: str, phase: str) -> Call:

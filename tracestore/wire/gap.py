@@ -1,8 +1,12 @@
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from tracestore.wire.base import EpisodeEvent, Id
+
+STALE_OBSERVATION: Final = "stale_observation"
+"""Cause where a call read what an environment had answered to something else than was sampled before: what it
+would have answered is missing."""
 
 
 class Gap(EpisodeEvent):
@@ -12,5 +16,5 @@ class Gap(EpisodeEvent):
     agent_id: Id | None = None
     call_id: Id | None = None
     cause: str
-    """unrecorded_stream, no_token_ids, missing_prompt, ..."""
+    """unrecorded_stream, no_token_ids, missing_prompt, stale_observation, ..."""
     detail: str | None = None

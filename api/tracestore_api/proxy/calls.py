@@ -24,6 +24,7 @@ from tracestore.wire.decode import decode_event
 from tracestore.wire.encode import encode
 from tracestore.wire.episode import Episode
 from tracestore.wire.errors import EventError
+from tracestore.wire.gap import STALE_OBSERVATION
 from tracestore.wire.group import Group
 from tracestore.wire.limits import Limits
 from tracestore_api.proxy.capture import Capture
@@ -194,6 +195,7 @@ def _gaps(capture: Capture, place: Place) -> Iterator[Item]:
     missing = {
         "response_too_large": "the response was passed on and not kept" if capture.is_cut else None,
         "missing_prompt": place.lacks,
+        STALE_OBSERVATION: capture.stale_observation,
         "unusable_name": "; ".join(f"{name}: {why}" for name, why in capture.names.unusable.items()) or None,
     }
     for cause, detail in missing.items():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import zstandard
 
 from tracestore.importers.exchanges import Exchange
+from tracestore.importers.items import Item
 from tracestore.wire.call import CallError
 from tracestore_api.body import STEP, ZSTD_WINDOW
 from tracestore_api.proxy.names import Names
@@ -64,6 +65,10 @@ class Capture:
     broken: CallError | None = None
     is_cut: bool = False
     """The response was larger than what is kept of it."""
+    starts: Sequence[Item] = ()
+    """Of the episode and agents that it lies in, where more is known of them than it says; stored with it."""
+    stale_observation: str | None = None
+    """Why what was sampled does not follow from what was sampled before it; None: it does."""
 
     @property
     def size(self) -> int:

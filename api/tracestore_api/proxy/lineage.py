@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Generic, TypeVar
 
-from tracestore.graph.match import match_hash, node_key
+from tracestore.graph.match import node_keys
 from tracestore.graph.messages import answer_messages, messages_of
 from tracestore.ids import new_id
 from tracestore.importers.exchanges import Exchange
@@ -130,14 +130,20 @@ class Lineage:
         """The place of the call that this exchange tries again; None where it is a new call.
 
         It is a retry where it names the same call or idempotency key with the same body, or counts itself
-        as one (`x-stainless-retry-count`) after a failure of the same body. Of several equal failures each
-        is retried once.
+        as one (`x-stainless-retry-count`) after a failure of the same body, in the episode that it names. Of
+        several equal failures each is retried once.
         """
+        episode = names.get("episode")
+
+        def tried(key: tuple[str, str]) -> list[_Tried]:
+            held = self._tried.get(key) or ()
+            return [one for one in held if episode in (None, one.place.episode_id)]
+
         for key in self._same(project, names, exchange):
-            for tried in self._tried.get(key) or ():
-                return tried.place
+            for one in tried(key):
+                return one.place
         count = exchange.retries or 0
-        waiting = [one for one in self._tried.get(_body_key(project, exchange)) or () if one.has_failed]
+        waiting = [one for one in tried(_body_key(project, exchange)) if one.has_failed]
         if not count or not waiting:
             return None
         fitting = [one for one in waiting if len(one.place.tries) == count]
@@ -176,7 +182,7 @@ class Lineage:
 
     def place(self, project: str, names: Names, call_id: str, request: Raw | None, dialect: Dialect) -> Place:
         """Where a new call belongs."""
-        keys = _chain(request, dialect)
+        keys = node_keys(messages_of(request, dialect))
         stated = names.get("parent-call")
         parent = self._by_call.get((project, stated)) if stated else None
         place = Place(
@@ -207,14 +213,12 @@ class Lineage:
         provider_id: str | None,
     ) -> None:
         """Remember a call and its completions, for those that continue them."""
-        keys = _chain(request, dialect)
+        keys = node_keys(messages_of(request, dialect))
         before = keys[-1] if keys else None
         known: Answered | None = None
         for index, message in enumerate(messages):
-            parts = answer_messages(message, dialect)
-            key = before
-            for part in parts:
-                key = node_key(key, match_hash(part.raw, role=part.role))
+            parts = node_keys(answer_messages(message, dialect), after=before)
+            key = parts[-1] if parts else before
             one = Answered(
                 place.call_id,
                 place.episode_id,
@@ -313,15 +317,6 @@ def _agent_named(names: Names, episode_id: str) -> str | None:
     """The agent that a request names; None where it names none."""
     name = names.get("agent-name")
     return names.get("agent") or (safe_id(f"{episode_id}/{name}") if name is not None else None)
-
-
-def _chain(request: Raw | None, dialect: Dialect) -> list[bytes]:
-    """The node of each message of a request, as in the graph of an episode."""
-    keys: list[bytes] = []
-    for message in messages_of(request, dialect):
-        before = keys[-1] if keys else None
-        keys.append(node_key(before, match_hash(message.raw, role=message.role)))
-    return keys
 
 
 def _body_key(project: str, exchange: Exchange) -> tuple[str, str]:

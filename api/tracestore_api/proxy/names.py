@@ -17,7 +17,7 @@ Values are percent-encoded everywhere but in headers and bodies. FIELDS are the 
 path is refused, since it stands in a configuration, elsewhere it is recorded as a gap and the call goes on.
 What a header, a path or a key says never reaches the upstream; baggage and bodies are forwarded untouched.
 
-`run` is for replays; a recording leaves it out.
+`run`, `mode` and `live-after` are for replays; a recording leaves them out.
 `agent` is an id, unique in its project. `agent-name` is a name within the episode: the agent's id is then
 EPISODE/NAME. A request that names neither belongs to the agent whose call it continues, or to EPISODE/main.
 """
@@ -42,8 +42,8 @@ _IDS = (
     *("episode", "agent", "call", "group", "task", "parent-call", "parent-agent", "spawned-by-call"),
     *("agent-name",),
 )
-_TEXTS = ("role", "purpose", "policy", "spawned-by-tool-call", "run")
-_NUMBERS = ("policy-version", "parent-completion")
+_TEXTS = ("role", "purpose", "policy", "spawned-by-tool-call", "run", "mode")
+_NUMBERS = ("policy-version", "parent-completion", "live-after")
 _SPLITS = ("train", "eval", "test")
 FIELDS = frozenset((*_IDS, *_TEXTS, *_NUMBERS, "split"))
 """What a request may say of itself, as it is spelled in every place."""

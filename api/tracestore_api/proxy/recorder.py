@@ -194,7 +194,8 @@ class Recorder:
         for capture in batch:
             events = self._made(capture)
             if events:
-                items.setdefault(capture.project, []).extend(events)
+                # What of it somebody has posted otherwise stands as it was posted.
+                items.setdefault(capture.project, []).extend([*capture.starts, *events])
                 made_of.setdefault(capture.project, []).append((capture, events))
         for project, listed in items.items():
             self._store_items(project, listed, made_of[project])

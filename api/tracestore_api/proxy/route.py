@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -102,16 +102,6 @@ class Proxy:
         """Pass one request on, and its response back."""
         project = admitted(scope, needs="write")
         address = address_of(scope["path"], scope["headers"])
-        self._num_passing[project] += 1
-        try:
-            await self._pass(scope, receive, send, project=project, address=address)
-        finally:
-            self._num_passing[project] -= 1
-            self._num_passing += Counter()  # forgets those at zero
-
-    async def _pass(
-        self, scope: Scope, receive: Receive, send: Send, *, project: str, address: Address
-    ) -> None:
         with self._admission.ticket() as ticket:
             body = await read_body(
                 receive,
@@ -119,33 +109,61 @@ class Proxy:
                 max_bytes=self._max_request_bytes,
                 ticket=ticket,
             )
-            if body is None:
-                return
-            url = self._upstream.target(address.path, scope["query_string"])
-            asked = Exchange(method=scope["method"], url=url)
-            dialect = asked.dialect if scope["method"] == "POST" else None
-            capture = Capture(
-                project=project,
-                names=address.names,
-                call_id=address.names.get("call") or new_id(),
-                url=url,
-                method=scope["method"],
-                request=body,
-                request_headers=address.headers,
-                room=MAX_RESPONSE_BYTES if dialect is not None else 0,
-            )
-            passing = _Passing(self, capture, address, ticket, dialect)
-            try:
-                async with _Watch(receive) as watch:
-                    await passing.run(send)
-                if watch.is_gone and capture.ended_at is None:
-                    capture.end(_broken(captured.CLIENT_GONE, "the client hung up before the end"))
-            except asyncio.CancelledError:
-                capture.end(_broken(captured.SHUT_DOWN, "the proxy was shut down before the end"))
-                raise
-            finally:
-                if dialect is not None:
-                    self.recorder.offer(capture)
+            if body is not None:
+                await self.pass_on(
+                    scope, receive, send, project=project, address=address, body=body, ticket=ticket
+                )
+
+    async def pass_on(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        project: str,
+        address: Address,
+        body: bytes,
+        ticket: Ticket,
+        is_kept: Callable[[Capture], bool] = lambda capture: True,
+    ) -> None:
+        """Pass on a request whose body was read, and record what passed.
+
+        Args:
+            body: as it came.
+            ticket: that the body has.
+            is_kept: asked at the end whether to record it; may add to it. Not to wait in.
+
+        Raises:
+            UpstreamUnreachable: there is no response.
+        """
+        url = self._upstream.target(address.path, scope["query_string"])
+        asked = Exchange(method=scope["method"], url=url)
+        dialect = asked.dialect if scope["method"] == "POST" else None
+        capture = Capture(
+            project=project,
+            names=address.names,
+            call_id=address.names.get("call") or new_id(),
+            url=url,
+            method=scope["method"],
+            request=body,
+            request_headers=address.headers,
+            room=MAX_RESPONSE_BYTES if dialect is not None else 0,
+        )
+        passing = _Passing(self, capture, address, ticket, dialect)
+        self._num_passing[project] += 1
+        try:
+            async with _Watch(receive) as watch:
+                await passing.run(send)
+            if watch.is_gone and capture.ended_at is None:
+                capture.end(_broken(captured.CLIENT_GONE, "the client hung up before the end"))
+        except asyncio.CancelledError:
+            capture.end(_broken(captured.SHUT_DOWN, "the proxy was shut down before the end"))
+            raise
+        finally:
+            if dialect is not None and is_kept(capture):
+                self.recorder.offer(capture)
+            self._num_passing[project] -= 1
+            self._num_passing += Counter()  # forgets those at zero
 
     async def ask(
         self, capture: Capture, headers: Headers, dialect: Dialect | None

@@ -1,0 +1,197 @@
+"""A request of a replay that a model answers -> the upstream and back, and a call of the run's fork.
+
+It passes as it does through the recording proxy. What the harness says of its place is said of the origin;
+here it gets its place in the fork. Each call says how the fork begins, so that one which is lost takes
+nothing along; the fork ends when its run does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from tracestore.importers.exchanges import answered
+from tracestore.importers.streams import completion
+from tracestore.replay.forks import Origin, agent_in, end, origin_of, starts
+from tracestore.replay.keys import Asked
+from tracestore.replay.live import Fork, Forks, Live, is_same_answer
+from tracestore.replay.modes import Mode
+from tracestore.replay.tape import MAX_RUNS
+from tracestore.store.store import Store
+from tracestore_api.body import Ticket
+from tracestore_api.proxy.capture import Capture
+from tracestore_api.proxy.lineage import Recent
+from tracestore_api.proxy.names import Address, Names
+
+if TYPE_CHECKING:
+    # Its HTTP client takes a fifth of the time in which a server starts, and most servers have no proxy.
+    from tracestore_api.proxy.route import Proxy
+
+FORK_HEADER = "x-tracestore-fork"
+_NOT_OF_A_FORK = frozenset(
+    {
+        *("episode", "agent", "group", "task", "split", "run", "mode", "live-after"),
+        *("call", "parent-call", "parent-completion", "parent-agent"),
+        *("spawned-by-call", "spawned-by-tool-call"),
+    }
+)
+"""What a harness says of its place in the origin, where ids are taken: a fork has its own."""
+
+
+class Forking:
+    """The forks of the replays of a store."""
+
+    def __init__(self, store: Store, proxy: Proxy) -> None:
+        """
+        Args:
+            proxy: asks the upstream, and records what it answers.
+        """
+        self._store = store
+        self._proxy = proxy
+        self._origins: Recent[tuple[str, str, str], Origin] = Recent(MAX_RUNS)
+        """By project, fork and episode."""
+        self._begun: dict[str, tuple[str, Fork]] = {}
+        """Project and fork, by the fork's id, of forks that go on."""
+        self._lock = threading.Lock()
+
+    def passing(
+        self, project: str, forks: Forks, live: Live, *, asked: Asked, mode: Mode, run: str
+    ) -> Passing:
+        """A request on its way to the upstream. Reads the store.
+
+        Raises:
+            NotFound: its origin is gone.
+            Deleted: the same.
+        """
+        key = (project, live.fork.episode_id, live.origin)
+        with self._lock:
+            origin = self._origins.get(key)
+        if origin is None:
+            origin = origin_of(live.origin, self._store.load(project, live.origin))
+            with self._lock:
+                self._origins.put(key, origin)
+        meta = {"mode": mode.name, "live_after": mode.live_after, "run": run or None}
+        found = Passing(
+            self._proxy,
+            project,
+            forks,
+            live,
+            partial(self._begin, project, forks, live),
+            origin,
+            asked,
+            {name: value for name, value in meta.items() if value is not None},
+        )
+        if not live.is_compared:
+            found.begin()
+        return found
+
+    def _begin(self, project: str, forks: Forks, live: Live) -> None:
+        forks.begin(live)
+        with self._lock:
+            self._begun[live.fork.episode_id] = project, live.fork
+
+    def end(self, project: str, fork: Fork) -> None:
+        """Say that nothing more comes of a fork."""
+        with self._lock:
+            self._begun.pop(fork.episode_id, None)
+        item = end(fork, ended_at=time.time_ns())
+        self._store.ingest(project, [(item.event, item.text)])
+
+    def close(self) -> None:
+        """End the forks that go on: no run does."""
+        with self._lock:
+            begun = list(self._begun.values())
+        for project, fork in begun:
+            self.end(project, fork)
+
+
+@dataclass(frozen=True)
+class Passing:
+    """A request that goes to the upstream, and what becomes of its recording."""
+
+    proxy: Proxy
+    project: str
+    forks: Forks
+    live: Live
+    begin: Callable[[], None]
+    """Makes it part of the fork."""
+    origin: Origin
+    asked: Asked
+    meta: dict[str, Any]
+    """What is known of the fork."""
+
+    async def pass_on(
+        self, scope: Scope, receive: Receive, send: Send, *, address: Address, body: bytes, ticket: Ticket
+    ) -> None:
+        """Pass it on, and its response back.
+
+        Args:
+            body: as it came; `ticket` has it.
+
+        Raises:
+            UpstreamUnreachable: there is no response.
+        """
+        await self.proxy.pass_on(
+            scope,
+            receive,
+            self._told(send),
+            project=self.project,
+            address=replace(address, names=self._names(address.names)),
+            body=body,
+            ticket=ticket,
+            is_kept=self._is_kept,
+        )
+
+    def _names(self, said: Names) -> Names:
+        """Where its call belongs: what the harness says of it, in the fork."""
+        fork, found = self.live.fork, Names()
+        stated = [("episode", fork.episode_id)]
+        agent = self.live.agent_id or said.get("agent")
+        if agent is not None:
+            stated.append(("agent", agent_in(fork, self.live.origin, agent)))
+        found.state(stated, place="replay")
+        for name, value in said.values.items():
+            if name not in _NOT_OF_A_FORK:
+                found.state([(name, value)], place=said.places[name])
+        found.unusable |= said.unusable
+        return found
+
+    def _told(self, send: Send) -> Send:
+        """A response that says which fork it is recorded in, where it surely is."""
+        if self.live.is_compared:
+            return send
+        header = (FORK_HEADER.encode("ascii"), self.live.fork.episode_id.encode("utf-8"))
+
+        async def with_fork(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], header]}
+            await send(message)
+
+        return with_fork
+
+    def _is_kept(self, capture: Capture) -> bool:
+        """Whether what passed is part of the fork; it then says how the fork begins."""
+        live = self.live
+        if live.is_compared and self._is_recorded(capture):
+            self.forks.equal(live)
+            return False
+        self.begin()
+        capture.starts = starts(live.fork, self.origin, live.agent_id, meta=self.meta)
+        capture.stale_observation = live.stale
+        return True
+
+    def _is_recorded(self, capture: Capture) -> bool:
+        """Whether the upstream answered what was recorded."""
+        assert self.live.recorded is not None, "there is something to compare with"
+        exchange = capture.exchange()
+        answer = answered(exchange.response)
+        if answer is None or exchange.status is None or exchange.status >= 400:
+            return False
+        told = [completion(choice) for choice in answer.choices]
+        return bool(told) and is_same_answer(self.live.recorded.completions, told, self.asked)
