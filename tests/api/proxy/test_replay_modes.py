@@ -22,6 +22,7 @@ from tests.factories import agent, episode, posted
 from tracestore.graph.model import Graph
 from tracestore.store import tables as t
 from tracestore.store.store import Store
+from tracestore.store.verify import verify
 from tracestore.wire.events import AnyEvent
 from tracestore_api import replay
 from tracestore_api.app import create_app
@@ -408,6 +409,7 @@ def test_an_export_of_both_branches_trains_what_they_share_once(
         "group_open": 3
     }
     end_run(proxy)
+    assert verify(proxy.store, "default").problems == ()
     manifest = export(proxy.store, "default", tmp_path / "out", Spec())
     assert verify_export(proxy.store, "default", tmp_path / "out").findings == []
     # eins, zwei and drei: 2 + 2 + 1; anders and weiter: 2 + 1. Nothing twice, nothing left out.
