@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Message, Receive, Scope, Send
 
 from tracestore.importers.exchanges import answered
+from tracestore.importers.items import Item
 from tracestore.importers.streams import completion
-from tracestore.replay.forks import Origin, agent_in, end, origin_of, starts
+from tracestore.replay.forks import Origin, agent_in, agents, end, origin_of, start
 from tracestore.replay.keys import Asked
 from tracestore.replay.live import Fork, Forks, Live, is_same_answer
 from tracestore.replay.modes import Mode
@@ -56,8 +57,8 @@ class Forking:
         self._proxy = proxy
         self._origins: Recent[tuple[str, str, str], Origin] = Recent(MAX_RUNS)
         """By project, fork and episode."""
-        self._begun: dict[str, tuple[str, Fork]] = {}
-        """Project and fork, by the fork's id, of forks that go on."""
+        self._begun: dict[str, tuple[str, Fork, Item]] = {}
+        """Forks that go on, by their id: project, fork, and the event that begins it."""
         self._lock = threading.Lock()
 
     def passing(
@@ -76,39 +77,38 @@ class Forking:
             origin = origin_of(live.origin, self._store.load(project, live.origin))
             with self._lock:
                 self._origins.put(key, origin)
-        meta = {"mode": mode.name, "live_after": mode.live_after, "run": run or None}
-        found = Passing(
-            self._proxy,
-            project,
-            forks,
-            live,
-            partial(self._begin, project, forks, live),
-            origin,
-            asked,
-            {name: value for name, value in meta.items() if value is not None},
-        )
+        said = {"mode": mode.name, "live_after": mode.live_after, "run": run or None}
+        meta = {name: value for name, value in said.items() if value is not None}
+        begin = partial(self._begin, project, forks, live, origin, meta)
         if not live.is_compared:
-            found.begin()
-        return found
+            begin()
+        return Passing(self._proxy, project, forks, live, begin, origin, asked)
 
-    def _begin(self, project: str, forks: Forks, live: Live) -> None:
+    def _begin(self, project: str, forks: Forks, live: Live, origin: Origin, meta: dict[str, Any]) -> Item:
+        """Make a call part of its fork. Gives the event that begins the fork."""
+        fork = live.fork
         forks.begin(live)
         with self._lock:
-            self._begun[live.fork.episode_id] = project, live.fork
+            if fork.episode_id not in self._begun:
+                self._begun[fork.episode_id] = project, fork, start(fork, origin, meta=meta)
+            return self._begun[fork.episode_id][2]
 
-    def end(self, project: str, fork: Fork) -> None:
+    def end(self, fork: Fork) -> None:
         """Say that nothing more comes of a fork."""
         with self._lock:
-            self._begun.pop(fork.episode_id, None)
-        item = end(fork, ended_at=time.time_ns())
-        self._store.ingest(project, [(item.event, item.text)])
+            begun = self._begun.pop(fork.episode_id, None)
+        if begun is not None:
+            project, _, first = begun
+            # Where all its calls are lost, it says itself what it was.
+            items = (first, end(fork, ended_at=time.time_ns()))
+            self._store.ingest(project, [(item.event, item.text) for item in items])
 
     def close(self) -> None:
         """End the forks that go on: no run does."""
         with self._lock:
             begun = list(self._begun.values())
-        for project, fork in begun:
-            self.end(project, fork)
+        for _, fork, _ in begun:
+            self.end(fork)
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,10 @@ class Passing:
     project: str
     forks: Forks
     live: Live
-    begin: Callable[[], None]
-    """Makes it part of the fork."""
+    begin: Callable[[], Item]
+    """Makes it part of the fork, and gives the event that begins that."""
     origin: Origin
     asked: Asked
-    meta: dict[str, Any]
-    """What is known of the fork."""
 
     async def pass_on(
         self, scope: Scope, receive: Receive, send: Send, *, address: Address, body: bytes, ticket: Ticket
@@ -181,8 +179,7 @@ class Passing:
         if live.is_compared and self._is_recorded(capture):
             self.forks.equal(live)
             return False
-        self.begin()
-        capture.starts = starts(live.fork, self.origin, live.agent_id, meta=self.meta)
+        capture.starts = [self.begin(), *agents(live.fork, self.origin, live.agent_id)]
         capture.stale_observation = live.stale
         return True
 

@@ -252,7 +252,7 @@ class Replay:
         self._tools.rewind(project, episodes, run)
         fork = held.forks.rewind(run)
         if fork is not None and self.forking is not None:
-            await to_thread.run_sync(self.forking.end, project, fork)
+            await to_thread.run_sync(self.forking.end, fork)
         return Response(status_code=204)
 
     def _wanted(self, request: Request, *, needs: Right = "read") -> tuple[str, tuple[str, ...], str]:

@@ -51,14 +51,14 @@ def agent_in(fork: Fork, origin: str, agent_id: str) -> str:
     return safe_id(f"{fork.episode_id}/{agent_id.removeprefix(f'{origin}/')}")
 
 
-def starts(fork: Fork, origin: Origin, agent_id: str | None, *, meta: dict[str, Any]) -> list[Item]:
-    """The events that begin a fork, and one of the origin's agents in it with those above it.
+def start(fork: Fork, origin: Origin, *, meta: dict[str, Any]) -> Item:
+    """The event that begins a fork.
 
     Args:
-        meta: what else is known of the fork.
+        meta: what else is known of it.
     """
     episode = origin.episode
-    begun = made(
+    return made(
         Episode,
         id=fork.episode_id,
         phase="start",
@@ -72,7 +72,6 @@ def starts(fork: Fork, origin: Origin, agent_id: str | None, *, meta: dict[str, 
         started_at=fork.started_at,
         meta=raw({"replay": meta}),
     )
-    return [begun, *_agents(fork, origin, agent_id)]
 
 
 def end(fork: Fork, *, ended_at: int) -> Item:
@@ -96,7 +95,8 @@ def _task(origin: Origin) -> str:
     return next((one for one in known if one is not None), origin.episode_id)
 
 
-def _agents(fork: Fork, origin: Origin, agent_id: str | None) -> Iterator[Item]:
+def agents(fork: Fork, origin: Origin, agent_id: str | None) -> Iterator[Item]:
+    """The start of one of the origin's agents in a fork, and of those above it."""
     seen: set[str] = set()
     while agent_id is not None and agent_id not in seen and agent_id in origin.agents:
         seen.add(agent_id)

@@ -22,6 +22,7 @@ from tests.factories import agent, episode, posted
 from tracestore.graph.model import Graph
 from tracestore.store import tables as t
 from tracestore.store.store import Store
+from tracestore.store.verify import verify
 from tracestore.wire.events import AnyEvent
 from tracestore_api import replay
 from tracestore_api.app import create_app
@@ -235,6 +236,23 @@ def test_an_upstream_that_is_away_is_told_and_recorded(
     assert call.error.type == "upstream_unreachable"
 
 
+def test_a_fork_whose_calls_were_lost_says_what_it_was(
+    proxy: Running, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(proxy, upstream)
+    monkeypatch.setattr(proxy.proxy.recorder, "offer", lambda capture: None)
+    upstream.says(Said(d.chat("neu")))
+    with client(proxy, "mode=record-missing") as one:
+        assert (said(one, "a"), said(one, "a", "eins", "x")) == ("eins", "neu")
+    id_ = status(proxy)["fork"]["episode_id"]
+    end_run(proxy)
+    fork = proxy.store.load_graph("default", id_)
+    assert fork.calls == {}
+    assert fork.episode is not None
+    assert fork.episode.ended_at is not None
+    assert fork.episode.forked_from_call_id == call_ids(proxy)[0]
+
+
 def test_a_fork_keeps_the_split_and_whom_not_to_train(proxy: Running, upstream: Upstream) -> None:
     events: list[AnyEvent] = [
         episode("e", phase="start", split="eval", task_id="t7", group_id="g"),
@@ -391,6 +409,7 @@ def test_an_export_of_both_branches_trains_what_they_share_once(
         "group_open": 3
     }
     end_run(proxy)
+    assert verify(proxy.store, "default").problems == ()
     manifest = export(proxy.store, "default", tmp_path / "out", Spec())
     assert verify_export(proxy.store, "default", tmp_path / "out").findings == []
     # eins, zwei and drei: 2 + 2 + 1; anders and weiter: 2 + 1. Nothing twice, nothing left out.
