@@ -12,10 +12,12 @@ recording is read anew when its project has changed, a second later at most.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from anyio import to_thread
@@ -32,6 +34,7 @@ from tracestore.replay.tape import NotRecorded, NotReplayable, Played, Recorded,
 from tracestore.settings import Settings
 from tracestore.store.keys import Right
 from tracestore.store.store import Store
+from tracestore.wire.call import Dialect
 from tracestore_api.access import admitted
 from tracestore_api.body import Admission, coding_of, decompress, read_body
 from tracestore_api.errors import InvalidReplay
@@ -39,17 +42,21 @@ from tracestore_api.guard import REPLAY as PREFIX
 from tracestore_api.problems import problem_of, problem_response
 from tracestore_api.proxy.capture import text_of
 from tracestore_api.proxy.lineage import Recent
-from tracestore_api.proxy.names import Names, address_of, state_body
+from tracestore_api.proxy.names import Address, Names, address_of, state_body
 from tracestore_api.response import StrictJSON
 
-_TAPES = 16
-"""Sets of episodes that are held in memory."""
+_TAPES = 10_000
+"""Sets of episodes of which it is known how far their runs have come."""
+_MAX_BYTES = 2**28
+"""Of recorded requests that are held in memory; with their answers they take some four times as much."""
 _TOLD = 1_000
 """Calls that a status names."""
 _NO_RETRY = {"x-should-retry": "false"}
 """What the OpenAI and Anthropic clients obey: a second request would be answered as the first."""
 _FRESH_S = 1.0
 """For how long what was read is taken to be what there is."""
+_NOT_READ = -1
+"""Snapshot of a tape whose calls were let go."""
 _NAMING = ("header", "path", "key", "body")
 """Places that name an episode to be replayed."""
 
@@ -62,6 +69,11 @@ class _Held:
     snapshot: int
     """Every event, deletion and redaction takes a position of its own."""
     looked_at: float
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it may answer without another look."""
+        return time.monotonic() - self.looked_at < _FRESH_S
 
 
 class Replay:
@@ -82,6 +94,11 @@ class Replay:
         self._lock = threading.Lock()
         """Of `_tapes`."""
         self._loading = threading.Lock()
+
+    def open(self, project: str) -> None:
+        """Read its episodes, so that the first request need not wait for them."""
+        if self._episodes:
+            self._tape(project, self._episodes)
 
     def routes(self) -> list[Route]:
         """Its routes in an app."""
@@ -106,11 +123,34 @@ class Replay:
                 return
             coding = coding_of(text_of(scope["headers"], "content-encoding"))
             text = decompress(body, coding=coding, max_bytes=self._max_body_bytes, ticket=ticket)
-            asked = _asked(address.path, text)
-            state_body(address.names, asked.body.value())
-            # Reading a recording takes time, and a miss looks through all of it: not on the loop.
-            response = await to_thread.run_sync(self._answered, project, address.names, asked, scope)
+            response = await self._answer(project, address, text, scope)
         await response(scope, receive, send)
+
+    async def _answer(self, project: str, address: Address, text: bytes, scope: Scope) -> Response:
+        dialect, names = _dialect(address.path), address.names
+        episodes = self._stated(names)
+        held = self._held((project, episodes))
+        asked = held.tape.known(dialect, text) if held is not None and held.is_fresh else None
+        if asked is not None:  # it was asked before to the byte, and the recording is in memory: mostly
+            state_body(names, asked.asker)
+            if self._stated(names) == episodes:
+                return self._answered(project, names, asked, scope)
+        # Reading a recording takes time, and a miss looks through all of it: not on the loop.
+        return await to_thread.run_sync(self._read_and_answered, project, names, dialect, text, scope)
+
+    def _read_and_answered(
+        self, project: str, names: Names, dialect: Dialect, text: bytes, scope: Scope
+    ) -> Response:
+        key = (project, self._stated(names))
+        held = None if self._held(key) is None else self._tape(*key)
+        asked = None if held is None else held.known(dialect, text)
+        if asked is None:
+            asked = _asked(dialect, text)
+            state_body(names, asked.asker)
+            self._tape(project, self._named(names)).learn(dialect, text, asked)
+        else:
+            state_body(names, asked.asker)
+        return self._answered(project, names, asked, scope)
 
     def _answered(self, project: str, names: Names, asked: Asked, scope: Scope) -> Response:
         tape = self._tape(project, self._named(names))
@@ -122,6 +162,7 @@ class Replay:
                 run=run,
                 agent=names.get("agent") or names.get("agent-name"),
                 is_retry=retries is not None and retries.strip("0") != "",
+                request_id=text_of(scope["headers"], "idempotency-key"),
             )
             return _response(played, asked)
         except NotRecorded as error:
@@ -130,22 +171,24 @@ class Replay:
             tape.miss(run, error)
             return problem_response(problem_of(error), headers=_NO_RETRY)
 
-    def _named(self, names: Names) -> tuple[str, ...]:
+    def _stated(self, names: Names) -> tuple[str, ...]:
         # A trace id, which any instrumented client sends, names no recording.
         episode = names.get("episode") if names.places.get("episode") in _NAMING else None
-        if episode is not None:
-            return (episode,)
-        if not self._episodes:
+        return self._episodes if episode is None else (episode,)
+
+    def _named(self, names: Names) -> tuple[str, ...]:
+        episodes = self._stated(names)
+        if not episodes:
             raise InvalidReplay(
                 hint="name the episode: base_url = http://HOST/replay/episode=ID/v1, or X-Tracestore-Episode"
             )
-        return self._episodes
+        return episodes
 
     def _tape(self, project: str, episodes: tuple[str, ...]) -> Tape:
         """The recorded calls of these episodes, as the store has them now or had them a second ago."""
         key = (project, episodes)
         held = self._held(key)
-        if held is None or time.monotonic() - held.looked_at >= _FRESH_S:
+        if held is None or not held.is_fresh:
             with self._loading:  # two first requests find one tape, with one place in it
                 held = self._looked(key, self._held(key))
         return held.tape
@@ -167,7 +210,16 @@ class Replay:
         found = _Held(tape, snapshot, looked_at)
         with self._lock:
             self._tapes.put(key, found)
+            self._make_room()
         return found
+
+    def _make_room(self) -> None:
+        """Let go of the calls that were asked for longest ago, not of how far their runs have come."""
+        size = 0
+        for place, (key, one) in enumerate(reversed(self._tapes.items())):
+            size += one.tape.num_bytes
+            if place > 0 and size > _MAX_BYTES and one.tape.calls:
+                self._tapes.replace(key, _Held(one.tape.without_calls(), _NOT_READ, looked_at=-math.inf))
 
     def _calls(self, project: str, episodes: Sequence[str]) -> list[Recorded]:
         events = (self._store.load(project, episode) for episode in episodes)
@@ -207,15 +259,20 @@ class _Door:
         await self._replay.serve(scope, receive, send)
 
 
-def _asked(path: str, text: bytes) -> Asked:
+@lru_cache(maxsize=64)
+def _dialect(path: str) -> Dialect:
     dialect = Exchange(method="POST", url=path).dialect
     if dialect is None:
         raise InvalidReplay(
             path=path, hint="what is replayed is chat/completions, responses, messages and completions"
         )
+    return dialect
+
+
+def _asked(dialect: Dialect, text: bytes) -> Asked:
     body = request_body(text)
     if body is None or not body.lstrip().startswith(b"{"):
-        raise InvalidReplay(path=path, hint="the body of a request to a model is a JSON object")
+        raise InvalidReplay(dialect=dialect, hint="the body of a request to a model is a JSON object")
     return Asked(dialect, body)
 
 
@@ -229,13 +286,18 @@ def _response(played: Played, asked: Asked) -> Response:
         return Response(
             encoded(error), status_code=status, media_type="application/json", headers=headers | _NO_RETRY
         )
-    body = body_of(played.recorded)
+    sent, how = played.recorded.sent, (asked.wants_stream, asked.wants_usage)
+    if how not in sent:
+        sent[how] = _text(played.recorded, asked)
+    kind = "text/event-stream" if asked.wants_stream else "application/json"
+    return Response(sent[how], media_type=kind, headers=headers)
+
+
+def _text(recorded: Recorded, asked: Asked) -> bytes:
+    body = body_of(recorded)
     if not asked.wants_stream:
-        return Response(encoded(body), media_type="application/json", headers=headers)
+        return encoded(body)
     events = stream_of(
-        body,
-        asked.dialect,
-        with_usage=asked.wants_usage,
-        recorded=recorded_events(played.recorded.call),
+        body, asked.dialect, with_usage=asked.wants_usage, recorded=recorded_events(recorded.call)
     )
-    return Response(b"".join(events), media_type="text/event-stream", headers=headers)
+    return b"".join(events)

@@ -24,6 +24,7 @@ from tracestore.store.keys import has_keys
 from tracestore.store.retain import Retention
 from tracestore_api.app import create_app
 from tracestore_api.errors import AddressUnavailable, NotLoopback, OneProcessOnly
+from tracestore_api.parameters import DEFAULT_PROJECT
 from tracestore_migrations import open_store
 
 DEFAULT_HOST = "127.0.0.1"
@@ -48,6 +49,7 @@ class Process:
     retention: tuple[Retention, ...] = ()
     exported: tuple[str, ...] = ()
     replayed: tuple[str, ...] = ()
+    replayed_project: str = DEFAULT_PROJECT
 
     @contextmanager
     def opened(self) -> Iterator[FastAPI]:
@@ -70,6 +72,7 @@ class Process:
                 retention=self.retention,
                 exported=self.exported,
                 replayed=self.replayed,
+                replayed_project=self.replayed_project,
             )
         finally:
             store.close()
@@ -114,6 +117,7 @@ def serve(
     retention: tuple[Retention, ...] = (),
     exported: tuple[str, ...] = (),
     replayed: tuple[str, ...] = (),
+    replayed_project: str = DEFAULT_PROJECT,
     on_ready: Callable[[Listening], None] = lambda listening: None,
 ) -> None:
     """Serve the store at `db_url` until SIGINT or SIGTERM; requests in hand are finished first.
@@ -128,6 +132,7 @@ def serve(
         retention: rules of what is deleted when (`store.retain`).
         exported: folders under which exports are served.
         replayed: episodes that answer a replay which names none.
+        replayed_project: whose they are; they are read before requests are answered.
         on_ready: called once, when requests are answered.
 
     Raises:
@@ -156,6 +161,7 @@ def serve(
         retention=retention,
         exported=exported,
         replayed=replayed,
+        replayed_project=replayed_project,
     )
     with _stopped_by_sigterm(), _listening(address, port) as listener:
         url = f"http://{_in_url(address)}:{listener.getsockname()[1]}"

@@ -78,7 +78,13 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         note("Ctrl-C stops it", args=args)
 
-    serve(args.db, port=args.port, replayed=tuple(args.episode), on_ready=on_ready)
+    serve(
+        args.db,
+        port=args.port,
+        replayed=tuple(args.episode),
+        replayed_project=args.project,
+        on_ready=on_ready,
+    )
     return 0
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain, count
 from typing import Any
 
 from tracestore.replay.tape import NotReplayable, Recorded
@@ -56,14 +58,24 @@ def error_of(recorded: Recorded) -> tuple[int, dict[str, Any]] | None:
 
 def encoded(body: Any) -> bytes:
     """JSON text; `Raw` stands in it as it is."""
-    if isinstance(body, Raw):
-        return bytes(body)
-    if isinstance(body, Mapping):
-        parts = (json.dumps(name).encode() + b":" + encoded(value) for name, value in body.items())
-        return b"{" + b",".join(parts) + b"}"
-    if isinstance(body, (list, tuple)):
-        return b"[" + b",".join(map(encoded, body)) + b"]"
-    return json.dumps(body).encode("ascii")
+    for number in count():
+        spans: list[Raw] = []
+        mark = f"\0{number}\0"
+        # All is written at once, with a mark where a span stands; one that a text holds as well is no mark.
+        text = json.JSONEncoder(
+            separators=(",", ":"), check_circular=False, default=partial(_marked, spans, mark)
+        ).encode(body)
+        parts = text.encode("ascii").split(json.dumps(mark).encode("ascii"))
+        if len(parts) == len(spans) + 1:
+            break
+    return b"".join(chain.from_iterable(zip(parts, [*spans, b""], strict=True)))
+
+
+def _marked(spans: list[Raw], mark: str, value: Any) -> str:
+    if not isinstance(value, Raw):
+        raise TypeError(f"{type(value).__name__} is no JSON")
+    spans.append(value)
+    return mark
 
 
 def _said(rest: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,13 +159,18 @@ def _sampled(one: CompletionFields) -> dict[str, Any]:
         ids = one.token_ids.array.tolist()
         found["token_ids"] = ids
         if one.logprobs is not None and one.top_logprobs is None:
-            values = zip(ids, one.logprobs.array.tolist(), strict=True)
-            content = [
-                {"token": f"token_id:{id_}", "logprob": value, "bytes": None, "top_logprobs": []}
-                for id_, value in values
-            ]
-            found["logprobs"] = {"content": content}
+            found["logprobs"] = {"content": _logprobs(ids, one.logprobs.array.tolist())}
     return found
+
+
+def _logprobs(ids: Sequence[int], values: Sequence[float]) -> Raw:
+    """A token each, as text: as values they would be most of what there is to write."""
+    texts = json.dumps(values, separators=(",", ":"))[1:-1].split(",") if values else []
+    tokens = (
+        f'{{"token":"token_id:{id_}","logprob":{value},"bytes":null,"top_logprobs":[]}}'
+        for id_, value in zip(ids, texts, strict=True)
+    )
+    return Raw(f"[{','.join(tokens)}]".encode("ascii"))
 
 
 def _prompt(call: Call) -> dict[str, Any]:
