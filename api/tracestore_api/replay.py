@@ -27,7 +27,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tracestore.importers.exchanges import Exchange, request_body
-from tracestore.replay.answers import body_of, encoded, error_of, recorded_events
+from tracestore.replay.answers import body_of, encoded, error_of, recorded_events, whole_of
 from tracestore.replay.keys import Asked
 from tracestore.replay.streams import stream_of
 from tracestore.replay.tape import NotRecorded, NotReplayable, Played, Recorded, Tape, recorded_calls
@@ -294,10 +294,12 @@ def _response(played: Played, asked: Asked) -> Response:
 
 
 def _text(recorded: Recorded, asked: Asked) -> bytes:
-    body = body_of(recorded)
     if not asked.wants_stream:
-        return encoded(body)
+        return whole_of(recorded)
     events = stream_of(
-        body, asked.dialect, with_usage=asked.wants_usage, recorded=recorded_events(recorded.call)
+        body_of(recorded),
+        asked.dialect,
+        with_usage=asked.wants_usage,
+        recorded=recorded_events(recorded.call),
     )
     return b"".join(events)

@@ -45,6 +45,26 @@ def body_of(recorded: Recorded) -> dict[str, Any]:
     }
 
 
+def whole_of(recorded: Recorded) -> bytes:
+    """The response as it goes over the wire at once.
+
+    Raises:
+        NotReplayable: as `body_of`; or the arguments of a tool use broke off, and this dialect has them as a
+            value: only a stream can send them again.
+    """
+    body = body_of(recorded)
+    content = body.get("content") if recorded.call.dialect == "anthropic_messages" else None
+    for block in content.value() if isinstance(content, Raw) else content or []:
+        if isinstance(block, dict) and isinstance(block.get("input"), str):
+            raise NotReplayable(
+                call_id=recorded.call.id,
+                tool=block.get("name"),
+                arguments=block["input"],
+                hint="its tool arguments broke off and are no value; ask for a stream: there they are a text",
+            )
+    return encoded(body)
+
+
 def error_of(recorded: Recorded) -> tuple[int, dict[str, Any]] | None:
     """Status and body of a call that the server refused; None for any other."""
     call, error = recorded.call, recorded.call.error

@@ -174,7 +174,8 @@ def _pieces(block: Any) -> tuple[Any, list[dict[str, Any]]]:
             deltas.append({"type": "signature_delta", "signature": block["signature"]})
         return {**block, "thinking": "", "signature": ""}, deltas
     if kind in ("tool_use", "server_tool_use"):
-        text = encoded(block["input"]).decode("utf-8")
+        given = block["input"]
+        text = given if isinstance(given, str) else encoded(given).decode("utf-8")  # a text broke off
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": text}]
     return block, []
 
