@@ -29,7 +29,7 @@ from tracestore_api.logs import Logs
 from tracestore_api.openapi import complete
 from tracestore_api.parameters import DEFAULT_PROJECT
 from tracestore_api.rates import Rates
-from tracestore_api.replay import Replay
+from tracestore_api.replay import Replay, Times
 from tracestore_api.rewards import RewardRoute
 from tracestore_api.sql import SqlRoute
 from tracestore_api.traces import TracesRoute
@@ -80,6 +80,7 @@ def create_app(
     exported: Sequence[str] = (),
     replayed: Sequence[str] = (),
     replayed_project: str = DEFAULT_PROJECT,
+    replay_times: Times = "at-once",
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """The service over an open store, which the caller closes after it.
@@ -93,10 +94,11 @@ def create_app(
         exported: folders under which exports are served.
         replayed: episodes that answer a replay which names none.
         replayed_project: whose they are, where a request says nothing else; they are read before the first.
+        replay_times: when the events of a replayed stream are sent.
         clock: seconds, for rates and for how long a key is remembered.
     """
     limits = settings.limits
-    replay = Replay(store, settings=settings, episodes=replayed)
+    replay = Replay(store, settings=settings, episodes=replayed, times=replay_times)
     app = Service(
         title="tracestore",
         version=API_VERSION,

@@ -12,22 +12,31 @@ recording is read anew when its project has changed, a second later at most.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from anyio import to_thread
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tracestore.importers.exchanges import Exchange, request_body
-from tracestore.replay.answers import body_of, encoded, error_of, recorded_events, whole_of
+from tracestore.replay.answers import (
+    body_of,
+    encoded,
+    error_of,
+    recorded_cuts,
+    recorded_events,
+    times_of,
+    whole_of,
+)
 from tracestore.replay.keys import Asked
 from tracestore.replay.streams import stream_of
 from tracestore.replay.tape import NotRecorded, NotReplayable, Played, Recorded, Tape, recorded_calls
@@ -45,6 +54,8 @@ from tracestore_api.proxy.lineage import Recent
 from tracestore_api.proxy.names import Address, Names, address_of, state_body
 from tracestore_api.response import StrictJSON
 
+Times = Literal["at-once", "recorded"]
+_sleep = asyncio.sleep
 _TAPES = 10_000
 """Sets of episodes of which it is known how far their runs have come."""
 _MAX_BYTES = 2**28
@@ -79,13 +90,22 @@ class _Held:
 class Replay:
     """The recorded answers of a store."""
 
-    def __init__(self, store: Store, *, settings: Settings, episodes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        settings: Settings,
+        episodes: Sequence[str] = (),
+        times: Times = "at-once",
+    ) -> None:
         """
         Args:
             episodes: that answer a request which names none.
+            times: when the events of a stream are sent.
         """
         self._store = store
         self._episodes = tuple(episodes)
+        self._are_times_kept = times == "recorded"
         self._admission = Admission(
             max_requests=settings.max_requests_in_hand, max_bytes=settings.max_bytes_in_hand
         )
@@ -164,7 +184,7 @@ class Replay:
                 is_retry=retries is not None and retries.strip("0") != "",
                 request_id=text_of(scope["headers"], "idempotency-key"),
             )
-            return _response(played, asked)
+            return _response(played, asked, are_times_kept=self._are_times_kept)
         except NotRecorded as error:
             return problem_response(problem_of(error), headers=_NO_RETRY)
         except NotReplayable as error:
@@ -276,7 +296,7 @@ def _asked(dialect: Dialect, text: bytes) -> Asked:
     return Asked(dialect, body)
 
 
-def _response(played: Played, asked: Asked) -> Response:
+def _response(played: Played, asked: Asked, *, are_times_kept: bool) -> Response:
     headers = {"x-tracestore-call": played.recorded.call.id}
     if played.by_arrival:
         headers["x-tracestore-by-arrival"] = "true"
@@ -286,20 +306,39 @@ def _response(played: Played, asked: Asked) -> Response:
         return Response(
             encoded(error), status_code=status, media_type="application/json", headers=headers | _NO_RETRY
         )
+    if asked.wants_stream and are_times_kept:
+        events = _events(played.recorded, asked)
+        return StreamingResponse(
+            _timed(events, times_of(played.recorded.call, num_events=len(events))),
+            media_type="text/event-stream",
+            headers=headers,
+        )
     sent, how = played.recorded.sent, (asked.wants_stream, asked.wants_usage)
     if how not in sent:
-        sent[how] = _text(played.recorded, asked)
+        is_stream = asked.wants_stream
+        sent[how] = b"".join(_events(played.recorded, asked)) if is_stream else whole_of(played.recorded)
     kind = "text/event-stream" if asked.wants_stream else "application/json"
     return Response(sent[how], media_type=kind, headers=headers)
 
 
-def _text(recorded: Recorded, asked: Asked) -> bytes:
-    if not asked.wants_stream:
-        return whole_of(recorded)
+def _events(recorded: Recorded, asked: Asked) -> list[bytes]:
+    cut = recorded_cuts(recorded.call)
+    # A server that told the usage unasked tells it again.
+    with_usage = asked.wants_usage or (cut is not None and not recorded.asked.wants_usage)
     events = stream_of(
         body_of(recorded),
         asked.dialect,
-        with_usage=asked.wants_usage,
+        with_usage=with_usage,
         recorded=recorded_events(recorded.call),
+        cut=cut,
     )
-    return b"".join(events)
+    return list(events)
+
+
+async def _timed(events: Sequence[bytes], times: Sequence[float]) -> AsyncIterator[bytes]:
+    """Events, each so many seconds after the first look at them."""
+    begun = time.monotonic()
+    for event, at in zip(events, times, strict=True):
+        await _sleep(max(0.0, begun + at - time.monotonic()))
+        if event:
+            yield event

@@ -53,7 +53,7 @@ SURFACE = {
         *("--follow", "--interval", "--until-idle", "--settle", "--silence", "--lag", "--run"),
     },
     "convert": {"export", "--to", "--out", "--advantages", "--reward-term", "--json"},
-    "replay": {"--check", "--db", "--episode", "--json", "--port", "--project"},
+    "replay": {"--check", "--db", "--episode", "--json", "--port", "--project", "--times"},
     "credit": {"export", "--rule", "--reward-term", "--step", "--out", "--db", "--json"},
     "train": {
         *("export", "--model", "--credit", "--loss", "--old-logprobs", "--steps", "--lr", "--dtype"),

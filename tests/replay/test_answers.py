@@ -77,7 +77,8 @@ RESPONSES = {
 def facts(answer: Answer | None) -> dict[str, Any]:
     """What an answer says, but for how it came."""
     assert answer is not None
-    found = {name: value for name, value in asdict(answer).items() if name not in ("rest", "event_types")}
+    how = ("rest", "event_types", "events")
+    found = {name: value for name, value in asdict(answer).items() if name not in how}
     for choice, one in zip(found["choices"], answer.choices, strict=True):
         choice.pop("span")
         message = completion(one).message

@@ -54,6 +54,13 @@ def add_parser(subparsers: Subparsers) -> None:
         help="port on this machine, 0 for any free one (default: 0)",
     )
     parser.add_argument(
+        "--times",
+        choices=("at-once", "recorded"),
+        default="at-once",
+        help="when the events of a stream are sent: as fast as they are read, or as they came when they were"
+        " recorded (default: at-once)",
+    )
+    parser.add_argument(
         "--check",
         metavar="COMMAND",
         help="run this command against the replay (OPENAI_BASE_URL, ANTHROPIC_BASE_URL and"
@@ -83,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         port=args.port,
         replayed=tuple(args.episode),
         replayed_project=args.project,
+        replay_times=args.times,
         on_ready=on_ready,
     )
     return 0
@@ -157,5 +165,5 @@ def _print(facts: dict[str, Any]) -> None:
 
 def _server(args: argparse.Namespace) -> AbstractContextManager[str]:
     """This verb as a server."""
-    words = ["--db", args.db, "--project", args.project, "--port", str(args.port)]
+    words = ["--db", args.db, "--project", args.project, "--port", str(args.port), "--times", args.times]
     return serving(["replay", *words, *(word for one in args.episode for word in ("--episode", one))])

@@ -13,6 +13,9 @@ from functools import partial
 from itertools import chain, count
 from typing import Any
 
+from tracestore.graph.spans import first_byte, members
+from tracestore.importers import cuts
+from tracestore.importers.cuts import Cuts
 from tracestore.replay.tape import NotReplayable, Recorded
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Call, Dialect, Usage
@@ -99,9 +102,11 @@ def _marked(spans: list[Raw], mark: str, value: Any) -> str:
 
 
 def _said(rest: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recorded response said beside what the call has fields for."""
-    placed = ("choices", "usage", "events", "chunks")
-    return {name: value for name, value in rest.items() if name not in placed}
+    """What a response said beside what the call has fields for; of a stream, what every chunk said."""
+    placed = ("object", "choices", "usage", "events", "chunks", "every_chunk")
+    every = rest.get("every_chunk")
+    said = {**(every if isinstance(every, dict) else {}), **rest}
+    return {name: value for name, value in said.items() if name not in placed}
 
 
 def _rest(call: Call) -> dict[str, Any] | None:
@@ -112,6 +117,23 @@ def _rest(call: Call) -> dict[str, Any] | None:
         return None
     rest = http.get("response")
     return rest if isinstance(rest, dict) else {}
+
+
+def recorded_cuts(call: Call) -> Cuts | None:
+    """How the stream of a call was cut; None where that was not kept."""
+    return cuts.read(_stream(call))[0]
+
+
+def times_of(call: Call, *, num_events: int) -> list[float]:
+    """When each of so many events is sent, in seconds after the request, as when they were recorded; 0 of all
+    where it was not kept of each."""
+    found = cuts.read(_stream(call))[1]
+    return [0.0] * num_events if found is None or len(found) != num_events else [ms / 1000 for ms in found]
+
+
+def _stream(call: Call) -> Any:
+    meta = call.meta.value() if call.meta is not None else None
+    return meta.get(cuts.KEPT_AS) if isinstance(meta, dict) else None
 
 
 def recorded_events(call: Call) -> list[dict[str, Any]]:
@@ -263,14 +285,17 @@ def _responses(call: Call, completions: Sequence[CompletionFields]) -> dict[str,
 
 def _anthropic(call: Call, completions: Sequence[CompletionFields]) -> dict[str, Any]:
     (one,) = completions
-    message = one.message.value() if one.message is not None else {}
-    content = message.get("content") if isinstance(message, dict) else None
+    message = one.message or Raw(b"{}")
+    place = members(message).get("content")
+    content = None if place is None else Raw(message[slice(*place)])
+    if content is not None and first_byte(content) == b'"':
+        content = Raw.of([{"type": "text", "text": content.value()}])
     return {
         "id": call.provider_id or f"msg_{call.id}",
         "type": "message",
         "role": "assistant",
         "model": call.model,
-        "content": [{"type": "text", "text": content}] if isinstance(content, str) else content or [],
+        "content": [] if content is None or content == b"null" else content,
         "stop_reason": one.finish_reason,
         **_counts(call.usage, _anthropic_usage),
     }

@@ -13,7 +13,8 @@ import openai
 import pytest
 
 from tests.api.proxy import dialects as d
-from tests.api.proxy.scripted import Running, Said, Upstream, sse
+from tests.api.proxy.scripted import Running, Said, Upstream, running_proxy, sse
+from tracestore.store.store import Store
 from tracestore_api import replay
 
 CHAT: dict[str, Any] = {"model": "m-1", "messages": [d.QUESTION], "temperature": 0.5}
@@ -201,6 +202,55 @@ def test_answers_come_in_order_when_not_all_recordings_have_room_in_memory(
                 answer = plain.post(url, content=json.dumps(CHAT, **spelled)).json()
                 told.append(answer["choices"][0]["message"]["content"])
     assert told == ["e0", "f0", "e1", "f1", "e2", "f2"]
+
+
+def read_by_lines(url: str, path: str, body: Any) -> list[str]:
+    with (
+        httpx.Client() as plain,
+        plain.stream("POST", f"{url}{path}", json=body | {"stream": True}) as answer,
+    ):
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        return [line for line in answer.iter_lines() if line.startswith("data: ")]
+
+
+STREAMED = [
+    ("/v1/chat/completions", CHAT, d.CHAT_STREAM),
+    ("/v1/messages", MESSAGES, d.ANTHROPIC_STREAM),
+    ("/v1/responses", RESPONSE, d.RESPONSE_STREAM),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "stream"), STREAMED, ids=["chat", "anthropic", "responses"])
+def test_a_stream_comes_again_in_its_events_and_at_its_times(
+    path: str,
+    body: Any,
+    stream: bytes,
+    proxy: Running,
+    upstream: Upstream,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pieces = [event + b"\n\n" for event in stream.split(b"\n\n")[:-1]]
+    upstream.says(sse(*pieces))
+    first = read_by_lines(recording(proxy), path, body)
+    proxy.settle()
+    assert len(first) == len(pieces)
+    waited: list[float] = []
+
+    async def waiting(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(replay, "_sleep", waiting)
+    with running_proxy(store, upstream.url, replay_times="recorded") as timed:
+        assert len(read_by_lines(replaying(timed), path, body)) == len(pieces)
+    again = read_by_lines(replaying(proxy), path, body)
+    assert len(again) == len(pieces)
+    assert len(waited) == len(pieces)
+    [event] = [event for event in store.load("default", "e") if event.kind == "call"]
+    assert event.meta is not None
+    kept = event.meta.value()["http_stream"]["ms"]
+    assert len(kept) == len(pieces)
+    assert min(kept) >= 0
 
 
 def test_a_replay_may_begin_again(proxy: Running, upstream: Upstream) -> None:
