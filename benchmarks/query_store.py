@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Boolean, Table
-from workload import unpacked, workload
+from workload import Kind, unpacked, workload
 
 from tracestore.store import Store
 from tracestore.store.engine import connect
@@ -97,7 +97,7 @@ def make(file: Path, sizes: Sizes) -> None:
         ingest(file, long_episode(kind))
     ingest(file, tree(sizes.tree_calls, list(poison.values())))
     ingest(file, beams(sizes.branch_calls, list(poison.values())))
-    rollouts = written(file, lambda: _ingest_rollouts(file))
+    rollouts = written(file, lambda: ingest_rollouts(file, "ids_delta"))
     multiply(file, rollouts, copies=_copies(sizes.messages, rollouts.num_nodes))
     episodes = written(file, lambda: ingest(file, listed(list(poison.values()))))
     multiply(file, episodes, copies=_copies(sizes.episodes, _EPISODES_OF_A_LIST))
@@ -243,9 +243,10 @@ def ingest(file: Path, events: Iterable[Event]) -> None:
             _post(store, b"\n".join(lines))
 
 
-def _ingest_rollouts(file: Path) -> None:
+def ingest_rollouts(file: Path, kind: Kind) -> None:
+    """Post eight rollouts of the ingest workload."""
     with Store.open(f"sqlite:///{file}") as store:
-        for frame in workload(_ROLLOUTS).batches("ids_delta"):
+        for frame in workload(_ROLLOUTS).batches(kind):
             _post(store, unpacked(frame))
 
 

@@ -28,8 +28,9 @@ from tracestore_api.guard import Entrance, Wall
 from tracestore_api.ingest import EventsRoute
 from tracestore_api.logs import Logs
 from tracestore_api.openapi import complete
+from tracestore_api.parameters import DEFAULT_PROJECT
 from tracestore_api.rates import Rates
-from tracestore_api.replay import Replay
+from tracestore_api.replay import Replay, Times
 from tracestore_api.rewards import RewardRoute
 from tracestore_api.sql import SqlRoute
 from tracestore_api.traces import TracesRoute
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 READ_THREADS = 12
 """Reads at once. The store's pool has 15 connections, and one of them commits."""
+_PLAIN = re.compile(r"[^{]*|/[^/{]+/{path:path}")
+"""Paths of doors that need no router."""
 API_VERSION = "1.0"
 """Of the routes and their answers, apart from the version of the product that serves them."""
 
@@ -78,6 +81,8 @@ def create_app(
     exported: Sequence[str] = (),
     replayed: Sequence[str] = (),
     replay_mode: Mode = STRICT,
+    replayed_project: str = DEFAULT_PROJECT,
+    replay_times: Times = "at-once",
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """The service over an open store, which the caller closes after it.
@@ -91,10 +96,14 @@ def create_app(
         exported: folders under which exports are served.
         replayed: episodes that answer a replay which names none.
         replay_mode: how such a replay is answered where it does not say.
+        replayed_project: whose they are, where a request says nothing else; they are read before the first.
+        replay_times: when the events of a replayed stream are sent.
         clock: seconds, for rates and for how long a key is remembered.
     """
     limits = settings.limits
-    replay = Replay(store, settings=settings, episodes=replayed, mode=replay_mode, proxy=proxy)
+    replay = Replay(
+        store, settings=settings, episodes=replayed, mode=replay_mode, times=replay_times, proxy=proxy
+    )
     app = Service(
         title="tracestore",
         version=API_VERSION,
@@ -103,7 +112,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
-        lifespan=partial(_running, proxy=proxy, replay=replay),
+        lifespan=partial(_running, proxy=proxy, replay=replay, replayed_project=replayed_project),
     )
     problems.install(app)
     admission = Admission(max_requests=settings.max_requests_in_hand, max_bytes=settings.max_bytes_in_hand)
@@ -150,21 +159,25 @@ def create_app(
 
 
 def _plain_doors(routes: Iterable[BaseRoute]) -> dict[tuple[str, str], ASGIApp]:
-    """The doors that are ASGI themselves at a path without parameters, by method and path."""
+    """The doors that are ASGI themselves, by method and path: one without parameters, or all that begin with
+    a name (`/replay/`)."""
     return {
-        (method, route.path): route.app
+        (method, route.path.removesuffix("{path:path}")): route.app
         for route in routes
-        if type(route) is Route and "{" not in route.path and route.app is route.endpoint
+        if type(route) is Route and route.app is route.endpoint and _PLAIN.fullmatch(route.path)
         for method in route.methods or ()
     }
 
 
 @asynccontextmanager
-async def _running(app: FastAPI, *, proxy: Proxy | None, replay: Replay) -> AsyncIterator[None]:
+async def _running(
+    app: FastAPI, *, proxy: Proxy | None, replay: Replay, replayed_project: str
+) -> AsyncIterator[None]:
     # Reads wait for a thread, not for one of the store's pooled connections: that would end in an error.
     to_thread.current_default_thread_limiter().total_tokens = READ_THREADS
     deleter: deletions.Deleter = app.state.deleter
     await to_thread.run_sync(deleter.start)
+    await to_thread.run_sync(replay.open, replayed_project)
     try:
         async with nullcontext() if proxy is None else proxy.running():
             yield

@@ -190,7 +190,7 @@ class Entrance:
     ) -> None:
         """
         Args:
-            doors: by method and path.
+            doors: by method and path; of one that ends with `/`, all paths that begin with its name.
             handlers: for the errors of doors, by class, as the app itself has them.
         """
         self._app = app
@@ -218,7 +218,9 @@ class Entrance:
             response = await self._answer_to(error, Request(scope))
             await response(scope, receive, send)
             return
-        door = self._doors.get((scope["method"], scope["path"]))
+        method, path = scope["method"], scope["path"]
+        first = path[: path.find("/", 1) + 1]  # "" where there is but one name
+        door = self._doors.get((method, path)) or self._doors.get((method, first))
         if door is None:
             await self._app(scope, receive, send)
         else:

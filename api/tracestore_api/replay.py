@@ -16,36 +16,41 @@ request passes as it does through the proxy, and is recorded as a call of a fork
 
 from __future__ import annotations
 
+import asyncio
+import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
 
 from anyio import to_thread
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tracestore.importers.exchanges import Exchange, request_body
-from tracestore.replay.answers import body_of, encoded, error_of, recorded_events
+from tracestore.replay.answers import (
+    body_of,
+    encoded,
+    error_of,
+    recorded_cuts,
+    recorded_events,
+    times_of,
+    whole_of,
+)
 from tracestore.replay.keys import Asked
 from tracestore.replay.live import Fork, Forks
 from tracestore.replay.modes import STRICT, Mode, mode_of
 from tracestore.replay.streams import stream_of
-from tracestore.replay.tape import (
-    NotRecorded,
-    NotReplayable,
-    Played,
-    Recorded,
-    Tape,
-    recorded_calls,
-)
+from tracestore.replay.tape import NotRecorded, NotReplayable, Played, Recorded, Tape, recorded_calls
 from tracestore.settings import Settings
 from tracestore.store.changes import are_untouched
 from tracestore.store.keys import Right
 from tracestore.store.store import Store
+from tracestore.wire.call import Dialect
 from tracestore_api.access import admitted
 from tracestore_api.body import Admission, coding_of, decompress, read_body
 from tracestore_api.errors import InvalidReplay
@@ -54,7 +59,7 @@ from tracestore_api.guard import REPLAY as PREFIX
 from tracestore_api.problems import problem_of, problem_response
 from tracestore_api.proxy.capture import text_of
 from tracestore_api.proxy.lineage import Recent
-from tracestore_api.proxy.names import Names, address_of, state_body
+from tracestore_api.proxy.names import Address, Names, address_of, state_body
 from tracestore_api.replay_tools import Tools
 from tracestore_api.response import StrictJSON
 
@@ -62,14 +67,20 @@ if TYPE_CHECKING:
     # Its HTTP client takes a fifth of the time in which a server starts, and most servers have no proxy.
     from tracestore_api.proxy.route import Proxy
 
-_TAPES = 16
-"""Sets of episodes that are held in memory."""
+Times = Literal["at-once", "recorded"]
+_sleep = asyncio.sleep
+_TAPES = 10_000
+"""Sets of episodes of which it is known how far their runs have come."""
+_MAX_BYTES = 2**28
+"""Of recorded requests that are held in memory; with their answers they take some four times as much."""
 _TOLD = 1_000
 """Calls that a status names."""
 _NO_RETRY = {"x-should-retry": "false"}
 """What the OpenAI and Anthropic clients obey: a second request would be answered as the first."""
 _FRESH_S = 1.0
 """For how long what was read is taken to be what there is."""
+_NOT_READ = -1
+"""Snapshot of a tape whose calls were let go."""
 _NAMING = ("header", "path", "key", "body")
 """Places that name an episode to be replayed."""
 
@@ -84,6 +95,11 @@ class _Held:
     """Every event, deletion and redaction takes a position of its own."""
     looked_at: float
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it may answer without another look."""
+        return time.monotonic() - self.looked_at < _FRESH_S
+
 
 class Replay:
     """The recorded answers of a store."""
@@ -95,18 +111,21 @@ class Replay:
         settings: Settings,
         episodes: Sequence[str] = (),
         mode: Mode = STRICT,
+        times: Times = "at-once",
         proxy: Proxy | None = None,
     ) -> None:
         """
         Args:
             episodes: that answer a request which names none.
             mode: of a request that names none.
+            times: when the events of a stream are sent.
             proxy: asks the upstream and records what it answers; None: nothing is asked.
         """
         self._store = store
         self._episodes = tuple(episodes)
         self._mode = mode
         self.forking = None if proxy is None else Forking(store, proxy)
+        self._are_times_kept = times == "recorded"
         self._admission = Admission(
             max_requests=settings.max_requests_in_hand, max_bytes=settings.max_bytes_in_hand
         )
@@ -116,6 +135,11 @@ class Replay:
         """Of `_tapes`."""
         self._loading = threading.Lock()
         self._tools = Tools(store, admission=self._admission, max_body_bytes=settings.max_body_bytes)
+
+    def open(self, project: str) -> None:
+        """Read its episodes, so that the first request need not wait for them."""
+        if self._episodes:
+            self._look(project, self._episodes)
 
     def routes(self) -> list[Route]:
         """Its routes in an app."""
@@ -145,14 +169,37 @@ class Replay:
                 return
             coding = coding_of(text_of(scope["headers"], "content-encoding"))
             text = decompress(body, coding=coding, max_bytes=self._max_body_bytes, ticket=ticket)
-            asked = _asked(address.path, text)
-            state_body(address.names, asked.body.value())
-            # Reading a recording takes time, and a miss looks through all of it: not on the loop.
-            answer = await to_thread.run_sync(self._answered, project, address.names, asked, scope)
+            answer = await self._answer(project, address, text, scope)
             if isinstance(answer, Passing):
                 await answer.pass_on(scope, receive, send, address=address, body=body, ticket=ticket)
                 return
         await answer(scope, receive, send)
+
+    async def _answer(self, project: str, address: Address, text: bytes, scope: Scope) -> Response | Passing:
+        dialect, names = _dialect(address.path), address.names
+        episodes = self._stated(names)
+        held = self._held((project, episodes))
+        asked = held.tape.known(dialect, text) if held is not None and held.is_fresh else None
+        if asked is not None:  # it was asked before to the byte, and the recording is in memory: mostly
+            state_body(names, asked.asker)
+            if self._stated(names) == episodes and not self._mode_of(names, scope).needs_model:
+                return self._answered(project, names, asked, scope)
+        # Reading a recording takes time, and a miss looks through all of it: not on the loop.
+        return await to_thread.run_sync(self._read_and_answered, project, names, dialect, text, scope)
+
+    def _read_and_answered(
+        self, project: str, names: Names, dialect: Dialect, text: bytes, scope: Scope
+    ) -> Response | Passing:
+        key = (project, self._stated(names))
+        held = None if self._held(key) is None else self._look(*key)
+        asked = None if held is None else held.tape.known(dialect, text)
+        if asked is None:
+            asked = _asked(dialect, text)
+            state_body(names, asked.asker)
+            self._look(project, self._named(names)).tape.learn(dialect, text, asked)
+        else:
+            state_body(names, asked.asker)
+        return self._answered(project, names, asked, scope)
 
     def _answered(self, project: str, names: Names, asked: Asked, scope: Scope) -> Response | Passing:
         mode = self._mode_of(names, scope)
@@ -160,11 +207,18 @@ class Replay:
         tape, forks = held.tape, held.forks
         run, agent = names.get("run") or "", names.get("agent") or names.get("agent-name")
         retries = text_of(scope["headers"], "x-stainless-retry-count")
-        is_retry = retries is not None and retries.strip("0") != ""
         try:
-            found = forks.answer(tape, asked, mode, run=run, agent=agent, is_retry=is_retry)
+            found = forks.answer(
+                tape,
+                asked,
+                mode,
+                run=run,
+                agent=agent,
+                is_retry=retries is not None and retries.strip("0") != "",
+                request_id=text_of(scope["headers"], "idempotency-key"),
+            )
             if isinstance(found, Played):
-                return _response(found, asked)
+                return _response(found, asked, are_times_kept=self._are_times_kept)
         except NotRecorded as error:
             return problem_response(problem_of(error), headers=_NO_RETRY)
         except NotReplayable as error:
@@ -188,22 +242,24 @@ class Replay:
             )
         return mode
 
-    def _named(self, names: Names) -> tuple[str, ...]:
+    def _stated(self, names: Names) -> tuple[str, ...]:
         # A trace id, which any instrumented client sends, names no recording.
         episode = names.get("episode") if names.places.get("episode") in _NAMING else None
-        if episode is not None:
-            return (episode,)
-        if not self._episodes:
+        return self._episodes if episode is None else (episode,)
+
+    def _named(self, names: Names) -> tuple[str, ...]:
+        episodes = self._stated(names)
+        if not episodes:
             raise InvalidReplay(
                 hint="name the episode: base_url = http://HOST/replay/episode=ID/v1, or X-Tracestore-Episode"
             )
-        return self._episodes
+        return episodes
 
     def _look(self, project: str, episodes: tuple[str, ...]) -> _Held:
         """The recorded calls of these episodes, as the store has them now or had them a second ago."""
         key = (project, episodes)
         held = self._held(key)
-        if held is None or time.monotonic() - held.looked_at >= _FRESH_S:
+        if held is None or not held.is_fresh:
             with self._loading:  # two first requests find one tape, with one place in it
                 held = self._looked(key, self._held(key))
         return held
@@ -221,12 +277,25 @@ class Replay:
         else:
             tape, forks = held.tape, held.forks
             # What a model answers comes into other episodes all the time.
-            if not are_untouched(self._store, *key, after=held.snapshot, snapshot=snapshot):
+            if held.snapshot == _NOT_READ or not are_untouched(
+                self._store, *key, after=held.snapshot, snapshot=snapshot
+            ):
                 tape.refresh(self._calls(*key))
         found = _Held(tape, forks, snapshot, looked_at)
         with self._lock:
             self._tapes.put(key, found)
+            self._make_room()
         return found
+
+    def _make_room(self) -> None:
+        """Let go of the calls that were asked for longest ago, not of how far their runs have come."""
+        size = 0
+        for place, (key, one) in enumerate(reversed(self._tapes.items())):
+            size += one.tape.num_bytes
+            if place > 0 and size > _MAX_BYTES and one.tape.calls:
+                one.forks.let_go()
+                let_go = _Held(one.tape.without_calls(), one.forks, _NOT_READ, looked_at=-math.inf)
+                self._tapes.replace(key, let_go)
 
     def _calls(self, project: str, episodes: Sequence[str]) -> list[Recorded]:
         events = (self._store.load(project, episode) for episode in episodes)
@@ -273,19 +342,24 @@ class _Door:
         await self._replay.serve(scope, receive, send)
 
 
-def _asked(path: str, text: bytes) -> Asked:
+@lru_cache(maxsize=64)
+def _dialect(path: str) -> Dialect:
     dialect = Exchange(method="POST", url=path).dialect
     if dialect is None:
         raise InvalidReplay(
             path=path, hint="what is replayed is chat/completions, responses, messages and completions"
         )
+    return dialect
+
+
+def _asked(dialect: Dialect, text: bytes) -> Asked:
     body = request_body(text)
     if body is None or not body.lstrip().startswith(b"{"):
-        raise InvalidReplay(path=path, hint="the body of a request to a model is a JSON object")
+        raise InvalidReplay(dialect=dialect, hint="the body of a request to a model is a JSON object")
     return Asked(dialect, body)
 
 
-def _response(played: Played, asked: Asked) -> Response:
+def _response(played: Played, asked: Asked, *, are_times_kept: bool) -> Response:
     headers = {"x-tracestore-call": played.recorded.call.id}
     if played.by_arrival:
         headers["x-tracestore-by-arrival"] = "true"
@@ -295,16 +369,42 @@ def _response(played: Played, asked: Asked) -> Response:
         return Response(
             encoded(error), status_code=status, media_type="application/json", headers=headers | _NO_RETRY
         )
-    body = body_of(played.recorded)
-    if not asked.wants_stream:
-        return Response(encoded(body), media_type="application/json", headers=headers)
+    if asked.wants_stream and are_times_kept:
+        events = _events(played.recorded, asked)
+        return StreamingResponse(
+            _timed(events, times_of(played.recorded.call, num_events=len(events))),
+            media_type="text/event-stream",
+            headers=headers,
+        )
+    sent, how = played.recorded.sent, (asked.wants_stream, asked.wants_usage)
+    if how not in sent:
+        is_stream = asked.wants_stream
+        sent[how] = b"".join(_events(played.recorded, asked)) if is_stream else whole_of(played.recorded)
+    kind = "text/event-stream" if asked.wants_stream else "application/json"
+    return Response(sent[how], media_type=kind, headers=headers)
+
+
+def _events(recorded: Recorded, asked: Asked) -> list[bytes]:
+    cut = recorded_cuts(recorded.call)
+    # A server that told the usage unasked tells it again.
+    with_usage = asked.wants_usage or (cut is not None and not recorded.asked.wants_usage)
     events = stream_of(
-        body,
+        body_of(recorded),
         asked.dialect,
-        with_usage=asked.wants_usage,
-        recorded=recorded_events(played.recorded.call),
+        with_usage=with_usage,
+        recorded=recorded_events(recorded.call),
+        cut=cut,
     )
-    return Response(b"".join(events), media_type="text/event-stream", headers=headers)
+    return list(events)
+
+
+async def _timed(events: Sequence[bytes], times: Sequence[float]) -> AsyncIterator[bytes]:
+    """Events, each so many seconds after the first look at them."""
+    begun = time.monotonic()
+    for event, at in zip(events, times, strict=True):
+        await _sleep(max(0.0, begun + at - time.monotonic()))
+        if event:
+            yield event
 
 
 def _fork_facts(fork: Fork | None) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from tracestore.store.keys import has_keys
 from tracestore.store.retain import Retention
 from tracestore_api.app import create_app
 from tracestore_api.errors import AddressUnavailable, NotLoopback, OneProcessOnly
+from tracestore_api.parameters import DEFAULT_PROJECT
+from tracestore_api.replay import Times
 from tracestore_migrations import open_store
 
 DEFAULT_HOST = "127.0.0.1"
@@ -50,6 +52,8 @@ class Process:
     exported: tuple[str, ...] = ()
     replayed: tuple[str, ...] = ()
     replay_mode: Mode = STRICT
+    replayed_project: str = DEFAULT_PROJECT
+    replay_times: Times = "at-once"
 
     @contextmanager
     def opened(self) -> Iterator[FastAPI]:
@@ -73,6 +77,8 @@ class Process:
                 exported=self.exported,
                 replayed=self.replayed,
                 replay_mode=self.replay_mode,
+                replayed_project=self.replayed_project,
+                replay_times=self.replay_times,
             )
         finally:
             store.close()
@@ -118,6 +124,8 @@ def serve(
     exported: tuple[str, ...] = (),
     replayed: tuple[str, ...] = (),
     replay_mode: Mode = STRICT,
+    replayed_project: str = DEFAULT_PROJECT,
+    replay_times: Times = "at-once",
     on_ready: Callable[[Listening], None] = lambda listening: None,
 ) -> None:
     """Serve the store at `db_url` until SIGINT or SIGTERM; requests in hand are finished first.
@@ -133,6 +141,8 @@ def serve(
         exported: folders under which exports are served.
         replayed: episodes that answer a replay which names none.
         replay_mode: how such a replay is answered where it does not say.
+        replayed_project: whose they are; they are read before requests are answered.
+        replay_times: when the events of a replayed stream are sent.
         on_ready: called once, when requests are answered.
 
     Raises:
@@ -162,6 +172,8 @@ def serve(
         exported=exported,
         replayed=replayed,
         replay_mode=replay_mode,
+        replayed_project=replayed_project,
+        replay_times=replay_times,
     )
     with _stopped_by_sigterm(), _listening(address, port) as listener:
         url = f"http://{_in_url(address)}:{listener.getsockname()[1]}"

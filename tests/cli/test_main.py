@@ -56,7 +56,7 @@ SURFACE = {
     "convert": {"export", "--to", "--out", "--advantages", "--reward-term", "--json"},
     "replay": {
         *("--check", "--db", "--episode", "--inject", "--json", "--live-after", "--mcp", "--mode", "--port"),
-        *("--project", "--tools", "--upstream"),
+        *("--project", "--times", "--tools", "--upstream"),
     },
     "credit": {"export", "--rule", "--reward-term", "--step", "--out", "--db", "--json"},
     "rescore": {

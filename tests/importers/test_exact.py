@@ -4,6 +4,7 @@ import json
 
 import pytest
 from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tests.wire.grammar import texts
 from tracestore.importers import exact
@@ -21,6 +22,12 @@ from tracestore.wire.canonical import canonical
 @example(b"1" + b"0" * 5_000)
 def test_every_json_text_is_written_again_as_the_same_value(text: bytes) -> None:
     assert canonical(raw(exact.loads(text))) == canonical(text)
+
+
+@given(before=st.integers(0, 9_000), digits=st.sampled_from([1, 3_999, 4_000, 4_001, 7_999]))
+def test_a_number_too_long_for_python_is_found_wherever_it_stands(before: int, digits: int) -> None:
+    [_, found] = exact.loads(f'["{"x" * before}", {"7" * digits}]')
+    assert found == (Raw(b"7" * digits) if digits > 4_000 else int("7" * digits))
 
 
 def test_a_number_that_python_writes_back_is_a_number() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from tracestore.importers import cuts
 from tracestore.importers.exchanges import Exchange, answered, call_of, request_body
 from tracestore.importers.notes import Notes
 from tracestore.replay.tape import Recorded, recorded_calls
@@ -38,12 +39,15 @@ def events_of(
         response=response,
         status=status,
     )
+    answer = answered(response)
+    cut = None if answer is None else cuts.told(cuts.cuts_of(answer), None)
     items = call_of(
         [exchange],
-        answer=answered(response),
+        answer=answer,
         request=request_body(exchange.request),
         names={"id": call_id, "episode_id": "e", "agent_id": agent_id, "ordinal": ordinal},
         notes=Notes(),
+        rest=None if cut is None else {cuts.KEPT_AS: cut},
     )
     return [decode_event(item.text) for item in items]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -17,6 +17,9 @@ from tracestore.importers.streams import Answer, completion, sent
 from tracestore.replay.answers import body_of, encoded, error_of, recorded_events
 from tracestore.replay.streams import stream_of
 from tracestore.replay.tape import NotReplayable
+from tracestore.wire.arrays import Logprobs, TokenIds
+from tracestore.wire.base import Raw
+from tracestore.wire.completion import CompletionFields
 
 ASK: dict[str, Any] = {
     "openai_chat": {"model": "m-1", "messages": [d.QUESTION]},
@@ -74,7 +77,8 @@ RESPONSES = {
 def facts(answer: Answer | None) -> dict[str, Any]:
     """What an answer says, but for how it came."""
     assert answer is not None
-    found = {name: value for name, value in asdict(answer).items() if name not in ("rest", "event_types")}
+    how = ("rest", "event_types", "events")
+    found = {name: value for name, value in asdict(answer).items() if name not in how}
     for choice, one in zip(found["choices"], answer.choices, strict=True):
         choice.pop("span")
         message = completion(one).message
@@ -162,6 +166,53 @@ def test_any_text_and_any_arguments_come_back(texts: list[str], arguments: dict[
         assert facts(answered(encoded(body))) == facts(answered(response))
         stream = b"".join(stream_of(body, dialect))  # type: ignore[arg-type]
         assert facts(answered(stream)) == facts(answered(response))
+
+
+JSON = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.text(), st.sampled_from(["\0" + "0\0", "\0" + "1\0"])
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
+)
+
+
+@given(JSON, st.data())
+def test_a_span_stands_in_an_answer_as_it_is_whatever_stands_around_it(
+    value: Any, data: st.DataObject
+) -> None:
+    spans: list[bytes] = []
+
+    def some_kept(one: Any) -> Any:
+        if data.draw(st.booleans()):
+            spans.append(json.dumps(one, indent=1).encode())
+            return Raw(spans[-1])
+        if isinstance(one, dict):
+            return {name: some_kept(inner) for name, inner in one.items()}
+        return [some_kept(inner) for inner in one] if isinstance(one, list) else one
+
+    text = encoded(some_kept(value))
+    assert json.loads(text) == value
+    for span in spans:
+        assert span in text
+
+
+def test_logprobs_are_written_as_numbers_are() -> None:
+    values = [-0.5, -1e-30, -123.4567890123456789, 0.0]
+    answer = CompletionFields(
+        message=Raw(b'"x"'), token_ids=TokenIds.of([1, 2, 3, 4]), logprobs=Logprobs.of(values)
+    )
+    recorded = replace(
+        recorded_of("openai_chat", ASK["openai_chat"], d.chat("x")), completions=(answer,), sent={}
+    )
+    [choice] = json.loads(encoded(body_of(recorded)))["choices"]
+    assert [one["logprob"] for one in choice["logprobs"]["content"]] == values
+    none = replace(recorded, completions=(replace_ids(answer, []),))
+    [choice] = json.loads(encoded(body_of(none)))["choices"]
+    assert (choice["token_ids"], choice["logprobs"]) == ([], {"content": []})
+
+
+def replace_ids(answer: CompletionFields, ids: list[int]) -> CompletionFields:
+    return answer.model_copy(update={"token_ids": TokenIds.of(ids), "logprobs": Logprobs.of([])})
 
 
 def test_a_refusal_is_refused_again() -> None:

@@ -92,6 +92,40 @@ def test_a_client_that_asks_again_gets_the_same_and_uses_nothing_up() -> None:
     assert tape.answer(asked(chat("x"))).recorded.call.id == "c1"
 
 
+def test_of_equal_requests_at_once_each_retry_gets_the_answer_of_its_own_first_try() -> None:
+    tape = calls(("a", "x", "1"), ("a", "x", "2"), ("a", "x", "3"))
+    first, second = (tape.answer(asked(chat("x")), request_id=name) for name in ("one", "two"))
+    assert tape.answer(asked(chat("x")), request_id="one", is_retry=True) == first
+    assert tape.answer(asked(chat("x")), request_id="two", is_retry=True) == second
+    # Whoever states the same id asks the same again, whether the client counts its tries or not.
+    assert tape.answer(asked(chat("x")), request_id="one") == first
+    assert tape.answer(asked(chat("x")), request_id="three").recorded.call.id == "c2"
+
+
+def test_calls_are_let_go_and_read_again_while_runs_stand_where_they_stood() -> None:
+    tape = calls(("a", "x", "1"), ("a", "x", "2"))
+    first = tape.answer(asked(chat("x")))
+    again = tape.without_calls()
+    assert (again.calls, again.num_bytes) == ((), 0)
+    again.refresh(tape.calls)
+    assert again.answer(asked(chat("x")), is_retry=True) == first
+    assert again.answer(asked(chat("x"))).recorded.call.id == "c1"
+
+
+def test_a_request_is_known_by_its_bytes_and_by_others_that_it_came_in() -> None:
+    tape = calls(("a", "x", "1"))
+    [one] = tape.calls
+    body = bytes(one.asked.body)
+    assert tape.known("openai_chat", body) is one.asked
+    assert tape.known("text", body) is None
+    assert tape.known("openai_chat", body + b" ") is None
+    tape.learn("openai_chat", body + b" ", one.asked)
+    assert tape.known("openai_chat", body + b" ") is one.asked
+    other = asked(chat("y"))
+    tape.learn("openai_chat", bytes(other.body), other)
+    assert tape.known("openai_chat", bytes(other.body)) is None
+
+
 def test_runs_have_places_of_their_own_and_one_may_begin_again() -> None:
     tape = calls(("a", "x", "1"), ("a", "y", "2"))
     for run in ("", "other"):
@@ -112,6 +146,23 @@ def test_what_travels_beside_the_context_does_not_count_and_what_is_sampled_by_d
     assert asked(chat("x", temperature=0.6)).key != request.key
     assert asked(chat("y", temperature=0.5)).key != request.key
     assert Asked("text", request.body).key != request.key
+
+
+MESSAGES = st.lists(st.fixed_dictionaries({"content": st.sampled_from(["", "a", "b", "ab"])}), max_size=3)
+
+
+@given(one=MESSAGES, other=MESSAGES)
+def test_contexts_are_the_same_exactly_when_their_messages_are(one: list[Any], other: list[Any]) -> None:
+    keys = [
+        Asked("openai_chat", Raw(json.dumps({"messages": side, "n": 1}, indent=indent).encode())).key
+        for side, indent in ((one, 1), (other, None))
+    ]
+    assert (keys[0] == keys[1]) == (one == other)
+
+
+def test_a_message_is_not_a_list_of_one() -> None:
+    alone, listed = ({"model": "m", "input": one} for one in ({"content": "a"}, [{"content": "a"}]))
+    assert asked(alone).key != asked(listed).key
 
 
 def test_a_changed_word_is_told_with_its_byte_and_the_nearest_call() -> None:

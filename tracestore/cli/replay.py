@@ -82,6 +82,13 @@ def add_parser(subparsers: Subparsers) -> None:
         help="ask the upstream for token ids and logprobs (vLLM, SGLang), unseen by the harness",
     )
     parser.add_argument(
+        "--times",
+        choices=("at-once", "recorded"),
+        default="at-once",
+        help="when the events of a stream are sent: as fast as they are read, or as they came when they were"
+        " recorded (default: at-once)",
+    )
+    parser.add_argument(
         "--check",
         metavar="COMMAND",
         help="run this command against the replay (OPENAI_BASE_URL, ANTHROPIC_BASE_URL and"
@@ -131,6 +138,8 @@ def run(args: argparse.Namespace) -> int:
         replay_mode=mode,
         upstream=args.upstream,
         inject=args.inject,
+        replayed_project=args.project,
+        replay_times=args.times,
         on_ready=on_ready,
     )
     return 0
@@ -249,7 +258,7 @@ def _print(facts: dict[str, Any]) -> None:
 
 def _server(args: argparse.Namespace) -> AbstractContextManager[str]:
     """This verb as a server."""
-    words = ["--db", args.db, "--project", args.project, "--port", str(args.port)]
+    words = ["--db", args.db, "--project", args.project, "--port", str(args.port), "--times", args.times]
     if args.upstream is not None:
         words += ["--mode", args.mode or "live-after", "--upstream", args.upstream]
         words += [] if args.live_after is None else ["--live-after", str(args.live_after)]

@@ -137,17 +137,23 @@ def embedded(text: str) -> Raw | None:
     It stays as it is, but for what no event may hold: NaN and the infinities become text, lone surrogates
     escapes.
     """
+    found = embedded_value(text)
+    return None if found is None else found[0]
+
+
+def embedded_value(text: str) -> tuple[Raw, Any] | None:
+    """`embedded`, and the value that it is."""
     constants: list[str] = []
     try:
         value = exact.loads(text, on_constant=constants.append)
     except (ValueError, RecursionError):
         return None
-    if _depth(value) > MAX_DEPTH:
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         return None
     try:
-        return raw(value) if constants else Raw(text.strip().encode("utf-8"))
+        return raw(value) if constants else Raw(text.strip().encode("utf-8")), value
     except UnicodeEncodeError:
-        return raw(value)
+        return raw(value), value
 
 
 def _reason(text: bytes, error: Exception) -> str:

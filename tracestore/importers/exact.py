@@ -21,8 +21,8 @@ from tracestore.wire.base import Raw
 _MAX_INT_DIGITS = 4_000
 """Python converts integers of at most 4,300 digits to text."""
 _NEGATIVE_ZERO = re.compile(r"-0(?![.0-9eE])")
-# Two patterns, and the second in two parts, since a search skips fastest to one literal or one class.
-_MANY_DIGITS = re.compile(rf"[0-9][0-9]{{{_MAX_INT_DIGITS - 1}}}")
+_MANY_DIGITS = re.compile(rf"[0-9]{{{_MAX_INT_DIGITS}}}")
+_DIGITS = frozenset("0123456789")
 _SAFE_DIGITS = 15
 """A decimal of so many digits is the same number again when it is written from a double."""
 _PLAIN_ZERO = re.compile(r"-?0(?:\.0+)?(?:[eE].*)?\Z")
@@ -44,7 +44,7 @@ def loads(text: bytes | str, *, on_constant: Told = str, on_repeat: Told = str) 
     # bytes are decoded by hand: json would guess UTF-16 from zero bytes.
     source = text if isinstance(text, str) else text.decode("utf-8")
 
-    has_unusual = _NEGATIVE_ZERO.search(source) is not None or _MANY_DIGITS.search(source) is not None
+    has_unusual = _NEGATIVE_ZERO.search(source) is not None or _has_many_digits(source)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -60,6 +60,13 @@ def loads(text: bytes | str, *, on_constant: Told = str, on_repeat: Told = str) 
         parse_int=_int if has_unusual else None,
         parse_constant=lambda name: (on_constant(name), name)[1],
         object_pairs_hook=unique,
+    )
+
+
+def _has_many_digits(source: str) -> bool:
+    """Whether so many digits stand in a row. One of them would be among every so many characters."""
+    return not _DIGITS.isdisjoint(source[_MAX_INT_DIGITS - 1 :: _MAX_INT_DIGITS]) and bool(
+        _MANY_DIGITS.search(source)
     )
 
 

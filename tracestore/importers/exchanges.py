@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from tracestore.importers import exact, streams
 from tracestore.importers.conversations import tool_calls
 from tracestore.importers.credentials import Told, safe_request, safe_url, without
-from tracestore.importers.documents import embedded
+from tracestore.importers.documents import embedded_value
 from tracestore.importers.guard import known
 from tracestore.importers.items import Item, content_id, gap, made, raw
 from tracestore.importers.notes import Notes
@@ -354,10 +354,10 @@ def request_body(body: Any, *, told: Told = _no_one) -> Raw | None:
         return None
     if isinstance(body, bytes):
         body = unpacked(body).decode("utf-8", "backslashreplace")
-    span = embedded(body) if isinstance(body, str) else None
-    if isinstance(body, str) and span is None:
+    found = embedded_value(body) if isinstance(body, str) else None
+    if isinstance(body, str) and found is None:
         return raw(body)
-    value = body if span is None else exact.loads(bytes(span))
+    span, value = (None, body) if found is None else found
     if not isinstance(value, dict):
         return raw(value) if span is None else span
     safe = safe_request(value, told=told)

@@ -78,6 +78,8 @@ class Answer:
     """What has no place above; None where everything has."""
     event_types: Counter[str] = field(default_factory=Counter)
     """Of a stream: its events by their type."""
+    events: list[dict[str, Any]] = field(default_factory=list, repr=False, compare=False)
+    """Of a stream: all that could be read, as they came."""
 
 
 def sent(text: str) -> Iterator[Sent]:
@@ -149,6 +151,7 @@ def streamed(texts: Iterable[str]) -> Answer | None:
         answer.rest = _joined(answer.rest, {"unread": unread})
     answer.event_types = Counter(str(event.get("type") or event.get("object")) for event in events)
     answer.event_types["unread"] += len(unread)
+    answer.events = events
     return answer
 
 
@@ -418,9 +421,9 @@ def _chat_delta(given: Any, messages: dict[int, dict[str, Any]], choices: dict[i
     return one | ({"replaced": replaced} if replaced else {})
 
 
-_LABELS = frozenset({"role", "id", "type", "name", "call_id", "format", "status", "object"})
+LABELS = frozenset({"role", "id", "type", "name", "call_id", "format", "status", "object"})
 """Strings that are sent whole, and again, and not in pieces."""
-_PLACE = "index"
+PLACE = "index"
 """Tells the element of a list that a delta is of; it is no part of the message."""
 
 
@@ -438,7 +441,7 @@ def _lay(onto: dict[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
             inner = _lay_list(onto[name], value)
         elif held is None:
             onto[name] = copy.deepcopy(value)
-        elif isinstance(held, str) and isinstance(value, str) and name not in _LABELS:
+        elif isinstance(held, str) and isinstance(value, str) and name not in LABELS:
             onto[name] = held + value
         elif isinstance(held, dict) and isinstance(value, dict):
             inner = _lay(held, value)
@@ -456,7 +459,7 @@ def _lay_list(onto: list[Any], values: list[Any]) -> list[Any]:
         if held is None:
             onto.append(copy.deepcopy(value))
         else:
-            replaced.append(_lay(held, {name: one for name, one in value.items() if name != _PLACE}))
+            replaced.append(_lay(held, {name: one for name, one in value.items() if name != PLACE}))
     return [one for one in replaced if one]
 
 
@@ -465,10 +468,10 @@ def _same(onto: list[Any], value: Any) -> dict[str, Any] | None:
 
     Some servers give all parallel tool calls the index 0.
     """
-    place = value.get(_PLACE) if isinstance(value, dict) else None
+    place = value.get(PLACE) if isinstance(value, dict) else None
     if not isinstance(place, int):
         return None
-    held = next((one for one in reversed(onto) if isinstance(one, dict) and one.get(_PLACE) == place), None)
+    held = next((one for one in reversed(onto) if isinstance(one, dict) and one.get(PLACE) == place), None)
     is_other = held is not None and held.get("id") and value.get("id") and held["id"] != value["id"]
     return None if is_other else held
 
@@ -476,10 +479,10 @@ def _same(onto: list[Any], value: Any) -> dict[str, Any] | None:
 def _indexed(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose list elements stand in the order of their indexes, without them."""
     for name, value in message.items():
-        places = [one.get(_PLACE) if isinstance(one, dict) else None for one in as_list(value)]
+        places = [one.get(PLACE) if isinstance(one, dict) else None for one in as_list(value)]
         if places and all(isinstance(place, int) for place in places):
-            inner = sorted(value, key=lambda one: int(one[_PLACE]))
-            message[name] = [{key: part for key, part in one.items() if key != _PLACE} for one in inner]
+            inner = sorted(value, key=lambda one: int(one[PLACE]))
+            message[name] = [{key: part for key, part in one.items() if key != PLACE} for one in inner]
     return message
 
 

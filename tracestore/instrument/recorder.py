@@ -15,6 +15,7 @@ from tracestore.client import Agent, Client, ClientError, Episode, ToolUse, curr
 from tracestore.client.current import call_fields
 from tracestore.client.recording import Call, Completion, policy_fields
 from tracestore.ids import new_id
+from tracestore.importers import cuts
 from tracestore.importers.exchanges import Exchange, answered, call_of, request_body
 from tracestore.importers.notes import Notes
 from tracestore.importers.streams import Answer
@@ -145,6 +146,7 @@ class Pending:
         self._tries = tries
         self._exchange = exchange
         self._chunks: list[bytes] = []
+        self._times: list[int] = []
         self._response: Any = None
         self._is_ended = False
         self.is_whole = False
@@ -158,9 +160,15 @@ class Pending:
 
     def take(self, chunk: bytes) -> None:
         """Some bytes of its body have come, as they were sent."""
-        if not self._chunks and "event-stream" in self._response.headers.get("content-type", ""):
-            self._tries.names["first_token_at"] = time.time_ns()
+        now = time.time_ns()
+        if not self._chunks and self._is_stream:
+            self._tries.names["first_token_at"] = now
         self._chunks.append(chunk)
+        self._times.append(now)
+
+    @property
+    def _is_stream(self) -> bool:
+        return "event-stream" in self._response.headers.get("content-type", "")
 
     def end(self, error: BaseException | None) -> None:
         """Nothing more comes: the response is whole, was left by its reader, or broke. Records it, once."""
@@ -193,12 +201,22 @@ class Pending:
                 request=request_body(exchange.request),
                 names=names,
                 notes=Notes(),
-                rest=tries.rest,
+                rest={**self._stream(answer), **tries.rest},
             )
         )
         for item in items:
             tries.agent.client.record(item.text)
         tries.agent.last_call = _handle(tries.agent, [item.event for item in items])
+
+    def _stream(self, answer: Answer | None) -> dict[str, Any]:
+        """How a stream that came was cut, and when."""
+        if answer is None or not answer.events:
+            return {}
+        is_plain = "content-encoding" not in self._response.headers
+        since = self._exchange.started_at or 0
+        times = cuts.times(self._chunks, self._times, since=since) if is_plain and self._is_stream else None
+        found = cuts.told(cuts.cuts_of(answer), times)
+        return {} if found is None else {cuts.KEPT_AS: found}
 
     def _lost(self, problem: Exception) -> None:
         _log.error("a model call could not be recorded: %s: %s", type(problem).__name__, problem)

@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain, count
 from typing import Any
 
+from tracestore.graph.spans import first_byte, members
+from tracestore.importers import cuts
+from tracestore.importers.cuts import Cuts
 from tracestore.replay.tape import NotReplayable, Recorded
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Call, Dialect, Usage
@@ -43,6 +48,26 @@ def body_of(recorded: Recorded) -> dict[str, Any]:
     }
 
 
+def whole_of(recorded: Recorded) -> bytes:
+    """The response as it goes over the wire at once.
+
+    Raises:
+        NotReplayable: as `body_of`; or the arguments of a tool use broke off, and this dialect has them as a
+            value: only a stream can send them again.
+    """
+    body = body_of(recorded)
+    content = body.get("content") if recorded.call.dialect == "anthropic_messages" else None
+    for block in content.value() if isinstance(content, Raw) else content or []:
+        if isinstance(block, dict) and isinstance(block.get("input"), str):
+            raise NotReplayable(
+                call_id=recorded.call.id,
+                tool=block.get("name"),
+                arguments=block["input"],
+                hint="its tool arguments broke off and are no value; ask for a stream: there they are a text",
+            )
+    return encoded(body)
+
+
 def error_of(recorded: Recorded) -> tuple[int, dict[str, Any]] | None:
     """Status and body of a call that the server refused; None for any other."""
     call, error = recorded.call, recorded.call.error
@@ -56,20 +81,32 @@ def error_of(recorded: Recorded) -> tuple[int, dict[str, Any]] | None:
 
 def encoded(body: Any) -> bytes:
     """JSON text; `Raw` stands in it as it is."""
-    if isinstance(body, Raw):
-        return bytes(body)
-    if isinstance(body, Mapping):
-        parts = (json.dumps(name).encode() + b":" + encoded(value) for name, value in body.items())
-        return b"{" + b",".join(parts) + b"}"
-    if isinstance(body, (list, tuple)):
-        return b"[" + b",".join(map(encoded, body)) + b"]"
-    return json.dumps(body).encode("ascii")
+    for number in count():
+        spans: list[Raw] = []
+        mark = f"\0{number}\0"
+        # All is written at once, with a mark where a span stands; one that a text holds as well is no mark.
+        text = json.JSONEncoder(
+            separators=(",", ":"), check_circular=False, default=partial(_marked, spans, mark)
+        ).encode(body)
+        parts = text.encode("ascii").split(json.dumps(mark).encode("ascii"))
+        if len(parts) == len(spans) + 1:
+            break
+    return b"".join(chain.from_iterable(zip(parts, [*spans, b""], strict=True)))
+
+
+def _marked(spans: list[Raw], mark: str, value: Any) -> str:
+    if not isinstance(value, Raw):
+        raise TypeError(f"{type(value).__name__} is no JSON")
+    spans.append(value)
+    return mark
 
 
 def _said(rest: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recorded response said beside what the call has fields for."""
-    placed = ("choices", "usage", "events", "chunks")
-    return {name: value for name, value in rest.items() if name not in placed}
+    """What a response said beside what the call has fields for; of a stream, what every chunk said."""
+    placed = ("object", "choices", "usage", "events", "chunks", "every_chunk")
+    every = rest.get("every_chunk")
+    said = {**(every if isinstance(every, dict) else {}), **rest}
+    return {name: value for name, value in said.items() if name not in placed}
 
 
 def _rest(call: Call) -> dict[str, Any] | None:
@@ -80,6 +117,23 @@ def _rest(call: Call) -> dict[str, Any] | None:
         return None
     rest = http.get("response")
     return rest if isinstance(rest, dict) else {}
+
+
+def recorded_cuts(call: Call) -> Cuts | None:
+    """How the stream of a call was cut; None where that was not kept."""
+    return cuts.read(_stream(call))[0]
+
+
+def times_of(call: Call, *, num_events: int) -> list[float]:
+    """When each of so many events is sent, in seconds after the request, as when they were recorded; 0 of all
+    where it was not kept of each."""
+    found = cuts.read(_stream(call))[1]
+    return [0.0] * num_events if found is None or len(found) != num_events else [ms / 1000 for ms in found]
+
+
+def _stream(call: Call) -> Any:
+    meta = call.meta.value() if call.meta is not None else None
+    return meta.get(cuts.KEPT_AS) if isinstance(meta, dict) else None
 
 
 def recorded_events(call: Call) -> list[dict[str, Any]]:
@@ -147,13 +201,18 @@ def _sampled(one: CompletionFields) -> dict[str, Any]:
         ids = one.token_ids.array.tolist()
         found["token_ids"] = ids
         if one.logprobs is not None and one.top_logprobs is None:
-            values = zip(ids, one.logprobs.array.tolist(), strict=True)
-            content = [
-                {"token": f"token_id:{id_}", "logprob": value, "bytes": None, "top_logprobs": []}
-                for id_, value in values
-            ]
-            found["logprobs"] = {"content": content}
+            found["logprobs"] = {"content": _logprobs(ids, one.logprobs.array.tolist())}
     return found
+
+
+def _logprobs(ids: Sequence[int], values: Sequence[float]) -> Raw:
+    """A token each, as text: as values they would be most of what there is to write."""
+    texts = json.dumps(values, separators=(",", ":"))[1:-1].split(",") if values else []
+    tokens = (
+        f'{{"token":"token_id:{id_}","logprob":{value},"bytes":null,"top_logprobs":[]}}'
+        for id_, value in zip(ids, texts, strict=True)
+    )
+    return Raw(f"[{','.join(tokens)}]".encode("ascii"))
 
 
 def _prompt(call: Call) -> dict[str, Any]:
@@ -226,14 +285,17 @@ def _responses(call: Call, completions: Sequence[CompletionFields]) -> dict[str,
 
 def _anthropic(call: Call, completions: Sequence[CompletionFields]) -> dict[str, Any]:
     (one,) = completions
-    message = one.message.value() if one.message is not None else {}
-    content = message.get("content") if isinstance(message, dict) else None
+    message = one.message or Raw(b"{}")
+    place = members(message).get("content")
+    content = None if place is None else Raw(message[slice(*place)])
+    if content is not None and first_byte(content) == b'"':
+        content = Raw.of([{"type": "text", "text": content.value()}])
     return {
         "id": call.provider_id or f"msg_{call.id}",
         "type": "message",
         "role": "assistant",
         "model": call.model,
-        "content": [{"type": "text", "text": content}] if isinstance(content, str) else content or [],
+        "content": [] if content is None or content == b"null" else content,
         "stop_reason": one.finish_reason,
         **_counts(call.usage, _anthropic_usage),
     }

@@ -92,6 +92,7 @@ class Forks:
         run: str = "",
         agent: str | None = None,
         is_retry: bool = False,
+        request_id: str | None = None,
     ) -> Played | Live:
         """What answers a request; arguments as of `Tape.answer`.
 
@@ -100,14 +101,14 @@ class Forks:
                 has come to it, not before: it is to branch there and nowhere else.
         """
         if not mode.needs_model:
-            return tape.answer(asked, run=run, agent=agent, is_retry=is_retry)
+            return tape.answer(asked, run=run, agent=agent, is_retry=is_retry, request_id=request_id)
         with self._lock:
             place, key = self._run(run), (asked.key, agent)
             if is_retry and (again := place.live.get(key)) is not None:
                 return again
             found: Played | None = None
             try:
-                found = tape.answer(asked, run=run, agent=agent, is_retry=is_retry)
+                found = tape.answer(asked, run=run, agent=agent, is_retry=is_retry, request_id=request_id)
             except NotRecorded:
                 if mode.live_after is not None and not _has_come(place, tape, mode.live_after):
                     raise
@@ -153,6 +154,11 @@ class Forks:
         with self._lock:
             gone = self._runs.pop(run, None)
             return None if gone is None or gone.fork.origin is None else gone.fork
+
+    def let_go(self) -> None:
+        """Hold what the runs were answered, and no other call of the tape."""
+        with self._lock:
+            self._histories = Histories(())
 
     def _run(self, name: str) -> _Run:
         run = self._runs.setdefault(name, _Run(Fork(new_id(), time.time_ns())))

@@ -1,7 +1,7 @@
 """A whole response -> the server-sent events that it amounts to, in each dialect.
 
-Where the recording kept its events (Responses), these are sent, in their order. Else each text goes out as
-one piece: where the first server cut it was not recorded.
+Where the recording kept its events (Responses), or how they cut the answer, these are sent, in their order.
+Else each text goes out as one piece: where the first server cut it was not recorded.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tracestore.importers.cuts import Cuts
 from tracestore.replay.answers import encoded
+from tracestore.replay.pieces import pieces_of
 from tracestore.wire.base import Raw
 from tracestore.wire.call import Dialect
 
@@ -26,21 +28,49 @@ def stream_of(
     *,
     with_usage: bool = True,
     recorded: Sequence[Mapping[str, Any]] = (),
+    cut: Cuts | None = None,
 ) -> Iterator[bytes]:
     """The events of a response, each as it goes over the wire.
 
     Args:
         body: `answers.body_of`.
-        with_usage: whether a chat stream ends with its usage, as the request asks for.
+        with_usage: whether a chat stream ends with its usage, as the request asks for. Of a recorded one the
+            place of an event that told nothing else stays empty.
         recorded: `answers.recorded_events`.
+        cut: `answers.recorded_cuts`.
     """
-    events = _again(recorded, body) if recorded else _STREAMS[dialect](body, with_usage)
+    pieces = None if cut is None else pieces_of(body, dialect, cut)
+    if recorded:
+        events = _again(recorded, body)
+    elif pieces is not None:
+        events = _cut(pieces, body, dialect, with_usage)
+    else:
+        events = _STREAMS[dialect](body, with_usage)
     for name, data in events:
+        if data is None:
+            yield b""
+            continue
         # A line ends an event's field. In JSON text it can only be white space.
         line = encoded(data).translate(_ONE_LINE)
         yield (b"" if name is None else f"event: {name}\n".encode()) + b"data: " + line + b"\n\n"
     if dialect in ("openai_chat", "text"):
         yield b"data: [DONE]\n\n"
+
+
+def _cut(
+    pieces: Sequence[dict[str, Any]], body: Mapping[str, Any], dialect: Dialect, with_usage: bool
+) -> Iterator[Event]:
+    is_named, is_told = dialect == "anthropic_messages", False
+    for event in pieces:
+        if "usage" in event and not is_named:
+            is_told = True
+            if not with_usage:
+                event = {name: one for name, one in event.items() if name != "usage"}
+                yield None, event if event["choices"] else None
+                continue
+        yield event["type"] if is_named else None, event
+    if with_usage and not is_told and not is_named and "usage" in body:
+        yield from list(_STREAMS[dialect](body, with_usage))[-1:]
 
 
 def _again(recorded: Sequence[Mapping[str, Any]], body: Mapping[str, Any]) -> Iterator[Event]:
@@ -57,7 +87,12 @@ def _chat(body: Mapping[str, Any], with_usage: bool) -> Iterator[Event]:
         message = choice["message"]
         delta = _delta(message.value() if isinstance(message, Raw) else message)
         given = {name: choice[name] for name in ("logprobs", "token_ids") if name in choice}
-        yield None, head | prompt | {"choices": [{"index": choice["index"], "delta": delta, **given}]}
+        yield (
+            None,
+            head
+            | prompt
+            | {"choices": [{"index": choice["index"], "delta": delta, **given, "finish_reason": None}]},
+        )
         prompt = {}
     for choice in body["choices"]:
         ended = {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}
@@ -174,7 +209,8 @@ def _pieces(block: Any) -> tuple[Any, list[dict[str, Any]]]:
             deltas.append({"type": "signature_delta", "signature": block["signature"]})
         return {**block, "thinking": "", "signature": ""}, deltas
     if kind in ("tool_use", "server_tool_use"):
-        text = encoded(block["input"]).decode("utf-8")
+        given = block["input"]
+        text = given if isinstance(given, str) else encoded(given).decode("utf-8")  # a text broke off
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": text}]
     return block, []
 

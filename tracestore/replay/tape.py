@@ -17,18 +17,22 @@ from typing import Any, ClassVar
 from tracestore.errors import TracestoreError
 from tracestore.graph.build import build
 from tracestore.graph.context import context
+from tracestore.graph.merge import merge
 from tracestore.graph.model import Graph
 from tracestore.graph.spans import members
 from tracestore.replay.differences import Difference, first_difference, shared
 from tracestore.replay.keys import CONTEXT, Asked
+from tracestore.wire.agent import Agent
 from tracestore.wire.base import Raw
-from tracestore.wire.call import Call
+from tracestore.wire.call import Call, Dialect
 from tracestore.wire.completion import CompletionFields
 from tracestore.wire.events import AnyEvent
 
 MAX_RUNS = 1_000
 """Runs whose places are remembered; the one that asked longest ago is forgotten first."""
 MAX_MISSED = 100
+_MAX_BODIES = 3
+"""By which a recorded request is known, on average."""
 
 
 class NotRecorded(TracestoreError):
@@ -52,6 +56,8 @@ class Recorded:
     call: Call
     asked: Asked
     completions: tuple[CompletionFields, ...]
+    sent: dict[tuple[bool, bool], bytes] = field(default_factory=dict, compare=False, repr=False)
+    """Its answer as it was sent before, by (as a stream, with usage): runs ask for it again."""
 
     @property
     def agent_names(self) -> tuple[str | None, ...]:
@@ -71,14 +77,23 @@ class Played:
     """Several agents asked this, and the request does not say whose it is."""
 
 
+@dataclass(frozen=True)
+class _Given:
+    """`Played` of a call, which is looked up again: it may be gone since."""
+
+    call_id: str
+    occurrence: int
+    by_arrival: bool
+
+
 @dataclass
 class _Run:
     """How far one run of a harness has come."""
 
     used: set[str] = field(default_factory=set)
     """Ids of calls."""
-    last: dict[tuple[bytes, str | None], Played] = field(default_factory=dict)
-    """By key and agent, for a client that asks again."""
+    last: dict[tuple[bytes, str | None, str | None], _Given] = field(default_factory=dict)
+    """By key, agent and the client's id of the request, for a client that asks again."""
     first_unused: dict[tuple[bytes, str | None], int] = field(default_factory=dict)
     missed: list[dict[str, Any]] = field(default_factory=list)
     """What was asked and never recorded, the first MAX_MISSED of it."""
@@ -98,9 +113,29 @@ class Tape:
         for one in self.calls:
             self._by_key[one.asked.key].append(one)
         self._positions = {one.call.id: place for place, one in enumerate(self.calls)}
+        self.num_bytes = sum(len(one.asked.body) for one in self.calls)
+        """Of what was asked."""
+        self._by_text: dict[tuple[Dialect, bytes], Asked] = {
+            (one.asked.dialect, one.asked.body): one.asked for one in self.calls
+        }
+
+    def known(self, dialect: Dialect, text: bytes) -> Asked | None:
+        """The request that was recorded, or asked before, with this very body; None where none was."""
+        return self._by_text.get((dialect, text))
+
+    def learn(self, dialect: Dialect, text: bytes, asked: Asked) -> None:
+        """Know a recorded request by another body too: another run will send the same."""
+        if asked.key in self._by_key and len(self._by_text) < _MAX_BODIES * len(self.calls):
+            self._by_text[dialect, text] = asked
 
     def answer(
-        self, asked: Asked, *, run: str = "", agent: str | None = None, is_retry: bool = False
+        self,
+        asked: Asked,
+        *,
+        run: str = "",
+        agent: str | None = None,
+        is_retry: bool = False,
+        request_id: str | None = None,
     ) -> Played:
         """The recorded answer of a request, which is then used up for this run.
 
@@ -108,15 +143,18 @@ class Tape:
             run: name of the run of a harness; each has its own places.
             agent: id or name of the agent that asks; None: it does not say.
             is_retry: the client asks again for what it has asked before: the same answer, nothing used up.
+            request_id: the client's own, under which it asks again; of several equal requests that wait for
+                their answers at once it tells which one is meant. None: the last one is.
 
         Raises:
             NotRecorded: with the nearest recorded request and the first difference.
         """
         with self._lock:
             place = self._run(run)
-            if is_retry and (again := place.last.get((asked.key, agent))) is not None:
-                return again
             calls = self._of_agent(asked.key, agent)
+            is_again = is_retry or request_id is not None
+            if is_again and (again := self._again(place, calls, asked.key, agent, request_id)) is not None:
+                return again
             index = self._first_unused(place, asked.key, agent, calls)
             if index == len(calls):
                 error = self._missing(asked, agent, calls)
@@ -129,12 +167,24 @@ class Tape:
                 occurrence=sum(one.call.id in place.used for one in calls) - 1,
                 by_arrival=agent is None and len({one.call.agent_id for one in calls}) > 1,
             )
-            place.last[asked.key, agent] = played
+            given = _Given(found.call.id, played.occurrence, played.by_arrival)
+            place.last[asked.key, agent, None] = place.last[asked.key, agent, request_id] = given
             return played
 
     def position(self, recorded: Recorded) -> int:
         """How many calls were recorded before one; of one that is gone by now, all of them."""
         return self._positions.get(recorded.call.id, len(self._positions))
+
+    @staticmethod
+    def _again(
+        run: _Run, calls: Sequence[Recorded], key: bytes, agent: str | None, request_id: str | None
+    ) -> Played | None:
+        """What this request was answered with before; None where it was not, or the call is gone since."""
+        given = run.last.get((key, agent, request_id))
+        if given is None:
+            return None
+        found = next((one for one in calls if one.call.id == given.call_id), None)
+        return None if found is None else Played(found, given.occurrence, given.by_arrival)
 
     def rewind(self, run: str = "") -> None:
         """Let a run begin again."""
@@ -148,7 +198,12 @@ class Tape:
             self._take(known)
             for run in self._runs.values():
                 run.first_unused.clear()
-                run.last.clear()
+
+    def without_calls(self) -> Tape:
+        """How far the runs have come, for a tape that is read again when it is asked."""
+        found = Tape(())
+        found._runs, found._lock = self._runs, self._lock
+        return found
 
     def miss(self, run: str, error: TracestoreError) -> None:
         """Count what a run asked and was not given."""
@@ -251,27 +306,34 @@ def difference(recorded: Asked, asked: Asked) -> Difference | None:
 
 def recorded_calls(events: Sequence[AnyEvent]) -> Iterator[Recorded]:
     """The calls of an episode that have a request, in the order in which they were asked."""
-    graph = build(events)
-    for call in as_asked(graph, events):
+    found = merge(events)
+    agents: Mapping[str, Agent] = found.of("agent")
+    answers: Mapping[str, list[CompletionFields]] = defaultdict(list)
+    for (call_id, _), answer in found.completions.items():
+        answers[call_id].append(answer)
+    calls = as_asked(found.of("call").values(), events)
+    # What every call had read takes as long as all else, and most calls say it themselves.
+    graph = build(events) if any(call.context == "delta" for call in calls) else None
+    for call in calls:
         asked = _asked(graph, call)
         if asked is not None:
-            agent = graph.agents.get(call.agent_id)
+            agent = agents.get(call.agent_id)
             yield Recorded(
                 episode_id=call.episode_id,
                 agent_name=None if agent is None else agent.name,
                 call=call,
                 asked=asked,
-                completions=_completions(graph, call.id),
+                completions=tuple(answers[call.id]),
             )
 
 
-def as_asked(graph: Graph, events: Sequence[AnyEvent]) -> list[Call]:
+def as_asked(calls: Iterable[Call], events: Sequence[AnyEvent]) -> list[Call]:
     """Calls in the order of their events; those of one agent by their ordinals, where they have some."""
     order = {event.id: place for place, event in enumerate(events) if event.kind == "call"}
-    return _by_ordinal(sorted(graph.calls.values(), key=lambda call: order.get(call.id, len(order))))
+    return _by_ordinal(sorted(calls, key=lambda call: order.get(call.id, len(order))))
 
 
-def _asked(graph: Graph, call: Call) -> Asked | None:
+def _asked(graph: Graph | None, call: Call) -> Asked | None:
     """What the harness asked; None where nothing of it was recorded.
 
     A call that was recorded without what its parent had read (`delta`) is asked for with all of it, unless
@@ -280,17 +342,15 @@ def _asked(graph: Graph, call: Call) -> Asked | None:
     request = call.request
     if request is None:
         return None
-    fields = members(bytes(request))
-    name = next((name for name in ("messages", "input") if name in fields), None)
-    if call.context == "delta" and name is not None and "previous_response_id" not in fields:
-        start, end = fields[name]
-        whole = b",".join(bytes(one.raw) for one in context(graph, call.id))
-        request = Raw(request[:start] + b"[" + whole + b"]" + request[end:])
+    if call.context == "delta":
+        assert graph is not None, "it is built where a call is a delta"
+        fields = members(bytes(request))
+        name = next((name for name in ("messages", "input") if name in fields), None)
+        if name is not None and "previous_response_id" not in fields:
+            start, end = fields[name]
+            whole = b",".join(bytes(one.raw) for one in context(graph, call.id))
+            request = Raw(request[:start] + b"[" + whole + b"]" + request[end:])
     return Asked(call.dialect, request)
-
-
-def _completions(graph: Graph, call_id: str) -> tuple[CompletionFields, ...]:
-    return tuple(graph.completions[key] for key in graph.completions_of(call_id))
 
 
 def _by_ordinal(calls: Sequence[Call]) -> list[Call]:

@@ -348,7 +348,7 @@ def recorded_tools(events: Sequence[AnyEvent]) -> list[RecordedTool]:
     of one use came.
     """
     graph = build(events)
-    order = {call.id: place for place, call in enumerate(as_asked(graph, events))}
+    order = {call.id: place for place, call in enumerate(as_asked(graph.calls.values(), events))}
     came = {event.id: place for place, event in enumerate(events) if event.kind == "tool_call"}
     uses = _uses(graph)
     runs = [*graph.tool_calls.values()]

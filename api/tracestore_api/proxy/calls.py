@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tracestore.importers import cuts
 from tracestore.importers.credentials import is_credential
 from tracestore.importers.exchanges import ASKED, Exchange, answered, call_of, request_body
 from tracestore.importers.items import Item, gap, made, raw, safe_id
@@ -97,7 +98,7 @@ class Calls:
     def _items(
         self, capture: Capture, place: Place, answer: Answer | None, request: Raw | None, notes: Notes
     ) -> Iterator[Item]:
-        rest = {"proxy": _meta(capture, place, answer)}
+        rest = {"proxy": _meta(capture, place, answer), **_stream(capture, answer)}
         names = _names(capture, place)
         items = list(
             call_of(place.tries, answer=answer, request=request, names=names, notes=notes, rest=rest)
@@ -174,6 +175,12 @@ def _meta(capture: Capture, place: Place, answer: Answer | None) -> dict[str, An
         "unusable": capture.names.unusable,
     }
     return {name: value for name, value in said.items() if value not in (None, {}, [], 0)}
+
+
+def _stream(capture: Capture, answer: Answer | None) -> dict[str, Any]:
+    """How the stream that came was cut, and when."""
+    found = None if answer is None else cuts.told(cuts.cuts_of(answer), capture.event_times())
+    return {} if found is None else {cuts.KEPT_AS: found}
 
 
 def _candidates(place: Place, answer: Answer | None) -> Iterator[Item]:

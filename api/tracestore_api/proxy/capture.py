@@ -10,6 +10,7 @@ from typing import Any
 
 import zstandard
 
+from tracestore.importers import cuts
 from tracestore.importers.exchanges import Exchange
 from tracestore.importers.items import Item
 from tracestore.wire.call import CallError
@@ -60,6 +61,8 @@ class Capture:
     status: int | None = None
     response_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     chunks: list[bytes] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    """When each of them came."""
     first_token_at: int | None = None
     ended_at: int | None = None
     broken: CallError | None = None
@@ -89,11 +92,20 @@ class Capture:
             self.cut()
         else:
             self.chunks.append(chunk)
+            self.times.append(time.time_ns())
+
+    def event_times(self) -> list[int] | None:
+        """When each event of a stream had come, in ms; None where it was none, or came compressed."""
+        coding = text_of(self.response_headers, "content-encoding")
+        if not self.is_stream or not self.chunks or coding not in (None, "identity"):
+            return None
+        return cuts.times(self.chunks, self.times, since=self.started_at)
 
     def cut(self) -> None:
         """Keep nothing of the response."""
         self.is_cut = True
         self.chunks.clear()
+        self.times.clear()
 
     def end(self, broken: CallError | None = None) -> None:
         """Nothing more comes."""

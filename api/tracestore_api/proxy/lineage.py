@@ -59,6 +59,15 @@ class Recent(Generic[K, V]):
         if len(self._held) > self._size:
             self._held.popitem(last=False)
 
+    def replace(self, key: K, value: V) -> None:
+        """Hold another value there, which is as old as the one before."""
+        if key in self._held:
+            self._held[key] = value
+
+    def items(self) -> list[tuple[K, V]]:
+        """All of it, what was used longest ago first."""
+        return list(self._held.items())
+
     def __len__(self) -> int:
         return len(self._held)
 

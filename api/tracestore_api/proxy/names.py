@@ -28,6 +28,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -159,14 +160,15 @@ def _without_ours(headers: Headers) -> tuple[list[tuple[bytes, bytes]], list[tup
     return kept, pairs
 
 
-def _split_path(rest: str) -> tuple[str, list[tuple[str, str]]]:
+@lru_cache(maxsize=1024)
+def _split_path(rest: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """(path at the upstream, what the segments before it state)."""
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     while (segment := rest[1:].partition("/")[0]) and "=" in segment:
         name, _, value = segment.partition("=")
         pairs.append((unquote(name), unquote(value, errors="replace")))
         rest = rest[1 + len(segment) :]
-    return rest or "/", pairs
+    return rest or "/", tuple(pairs)
 
 
 def _is_our_key(name: bytes, value: bytes) -> bool:

@@ -18,6 +18,7 @@ from tracestore.settings import SETTINGS, Settings
 from tracestore.store.store import Store
 from tracestore_api.app import create_app
 from tracestore_api.proxy.route import Proxy
+from tracestore_api.replay import Times
 
 
 @dataclass(frozen=True)
@@ -174,12 +175,17 @@ class Running:
 
 @contextmanager
 def running_proxy(
-    store: Store, upstream: str, *, inject: bool = False, settings: Settings = SETTINGS
+    store: Store,
+    upstream: str,
+    *,
+    inject: bool = False,
+    settings: Settings = SETTINGS,
+    replay_times: Times = "at-once",
 ) -> Iterator[Running]:
     """The service in a thread of this process; the upstream's paths begin below `/proxy`."""
     proxy = Proxy(store, upstream=upstream, inject=inject, settings=settings)
     config = uvicorn.Config(
-        create_app(store, settings=settings, proxy=proxy),
+        create_app(store, settings=settings, proxy=proxy, replay_times=replay_times),
         port=0,
         log_level="critical",
         server_header=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,8 @@ import openai
 import pytest
 
 from tests.api.proxy import dialects as d
-from tests.api.proxy.scripted import Running, Said, Upstream, sse
+from tests.api.proxy.scripted import Running, Said, Upstream, running_proxy, sse
+from tracestore.store.store import Store
 from tracestore_api import replay
 
 CHAT: dict[str, Any] = {"model": "m-1", "messages": [d.QUESTION], "temperature": 0.5}
@@ -163,6 +165,92 @@ def test_a_retry_of_the_client_uses_no_answer_up(proxy: Running, upstream: Upstr
             answer = plain.post("/v1/chat/completions", json=CHAT, headers=headers).json()
             told.append(answer["choices"][0]["message"]["content"])
     assert told == ["eins", "eins", "eins", "zwei"]
+
+
+def test_a_retry_under_the_id_of_its_request_gets_its_own_answer_again(
+    proxy: Running, upstream: Upstream
+) -> None:
+    upstream.says(Said(d.chat("eins")), Said(d.chat("zwei")))
+    with openai.OpenAI(base_url=f"{recording(proxy)}/v1", api_key="sk-1") as client:
+        for _ in range(2):
+            client.chat.completions.create(**CHAT)
+    proxy.settle()
+    told = []
+    with openai.OpenAI(base_url=f"{replaying(proxy)}/v1", api_key="sk-1") as client:
+        for name, retries in (("a", "0"), ("b", "0"), ("a", "1"), ("b", "1")):
+            headers = {"Idempotency-Key": name, "x-stainless-retry-count": retries}
+            answer = client.chat.completions.create(**CHAT, extra_headers=headers)
+            told.append(answer.choices[0].message.content)
+    assert told == ["eins", "zwei", "eins", "zwei"]
+
+
+@pytest.mark.parametrize("spelled", [{}, {"indent": 1}], ids=["in the same bytes", "in others"])
+def test_answers_come_in_order_when_not_all_recordings_have_room_in_memory(
+    spelled: Any, proxy: Running, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_MAX_BYTES", 1)
+    upstream.says(*(Said(d.chat(f"{episode}{number}")) for number in range(3) for episode in "ef"))
+    told, body = [], json.dumps(CHAT).encode()
+    with httpx.Client(base_url=proxy.url.removesuffix("/proxy")) as plain:
+        for _ in range(3):
+            for episode in "ef":
+                plain.post(f"/proxy/episode={episode}/v1/chat/completions", content=body).raise_for_status()
+        proxy.settle()
+        for _ in range(3):
+            for episode in "ef":
+                url = f"/replay/episode={episode}/v1/chat/completions"
+                answer = plain.post(url, content=json.dumps(CHAT, **spelled)).json()
+                told.append(answer["choices"][0]["message"]["content"])
+    assert told == ["e0", "f0", "e1", "f1", "e2", "f2"]
+
+
+def read_by_lines(url: str, path: str, body: Any) -> list[str]:
+    with (
+        httpx.Client() as plain,
+        plain.stream("POST", f"{url}{path}", json=body | {"stream": True}) as answer,
+    ):
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        return [line for line in answer.iter_lines() if line.startswith("data: ")]
+
+
+STREAMED = [
+    ("/v1/chat/completions", CHAT, d.CHAT_STREAM),
+    ("/v1/messages", MESSAGES, d.ANTHROPIC_STREAM),
+    ("/v1/responses", RESPONSE, d.RESPONSE_STREAM),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "stream"), STREAMED, ids=["chat", "anthropic", "responses"])
+def test_a_stream_comes_again_in_its_events_and_at_its_times(
+    path: str,
+    body: Any,
+    stream: bytes,
+    proxy: Running,
+    upstream: Upstream,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pieces = [event + b"\n\n" for event in stream.split(b"\n\n")[:-1]]
+    upstream.says(sse(*pieces))
+    first = read_by_lines(recording(proxy), path, body)
+    proxy.settle()
+    assert len(first) == len(pieces)
+    waited: list[float] = []
+
+    async def waiting(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(replay, "_sleep", waiting)
+    with running_proxy(store, upstream.url, replay_times="recorded") as timed:
+        assert len(read_by_lines(replaying(timed), path, body)) == len(pieces)
+    again = read_by_lines(replaying(proxy), path, body)
+    assert len(again) == len(pieces)
+    assert len(waited) == len(pieces)
+    [event] = [event for event in store.load("default", "e") if event.kind == "call"]
+    assert event.meta is not None
+    kept = event.meta.value()["http_stream"]["ms"]
+    assert len(kept) == len(pieces)
+    assert min(kept) >= 0
 
 
 def test_a_replay_may_begin_again(proxy: Running, upstream: Upstream) -> None:
