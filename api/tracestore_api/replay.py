@@ -45,7 +45,14 @@ from tracestore.replay.keys import Asked
 from tracestore.replay.live import Fork, Forks
 from tracestore.replay.modes import STRICT, Mode, mode_of
 from tracestore.replay.streams import stream_of
-from tracestore.replay.tape import NotRecorded, NotReplayable, Played, Recorded, Tape, recorded_calls
+from tracestore.replay.tape import (
+    NotRecorded,
+    NotReplayable,
+    Played,
+    Recorded,
+    Tape,
+    recorded_calls,
+)
 from tracestore.settings import Settings
 from tracestore.store.changes import are_untouched
 from tracestore.store.keys import Right
@@ -111,15 +118,15 @@ class Replay:
         settings: Settings,
         episodes: Sequence[str] = (),
         mode: Mode = STRICT,
-        times: Times = "at-once",
         proxy: Proxy | None = None,
+        times: Times = "at-once",
     ) -> None:
         """
         Args:
             episodes: that answer a request which names none.
             mode: of a request that names none.
-            times: when the events of a stream are sent.
             proxy: asks the upstream and records what it answers; None: nothing is asked.
+            times: when the events of a stream are sent.
         """
         self._store = store
         self._episodes = tuple(episodes)
@@ -182,9 +189,11 @@ class Replay:
         asked = held.tape.known(dialect, text) if held is not None and held.is_fresh else None
         if asked is not None:  # it was asked before to the byte, and the recording is in memory: mostly
             state_body(names, asked.asker)
-            if self._stated(names) == episodes and not self._mode_of(names, scope).needs_model:
-                return self._answered(project, names, asked, scope)
-        # Reading a recording takes time, and a miss looks through all of it: not on the loop.
+            mode = self._mode_of(names, scope)
+            if self._stated(names) == episodes and not mode.needs_model:
+                return self._answered(project, names, asked, scope, mode)
+        # Reading a recording takes time, as does finding the place of a fork in it, and a miss looks through
+        # all of it: not on the loop.
         return await to_thread.run_sync(self._read_and_answered, project, names, dialect, text, scope)
 
     def _read_and_answered(
@@ -196,13 +205,16 @@ class Replay:
         if asked is None:
             asked = _asked(dialect, text)
             state_body(names, asked.asker)
+            mode = self._mode_of(names, scope)
             self._look(project, self._named(names)).tape.learn(dialect, text, asked)
         else:
             state_body(names, asked.asker)
-        return self._answered(project, names, asked, scope)
+            mode = self._mode_of(names, scope)
+        return self._answered(project, names, asked, scope, mode)
 
-    def _answered(self, project: str, names: Names, asked: Asked, scope: Scope) -> Response | Passing:
-        mode = self._mode_of(names, scope)
+    def _answered(
+        self, project: str, names: Names, asked: Asked, scope: Scope, mode: Mode
+    ) -> Response | Passing:
         held = self._look(project, self._named(names))
         tape, forks = held.tape, held.forks
         run, agent = names.get("run") or "", names.get("agent") or names.get("agent-name")
@@ -277,9 +289,7 @@ class Replay:
         else:
             tape, forks = held.tape, held.forks
             # What a model answers comes into other episodes all the time.
-            if held.snapshot == _NOT_READ or not are_untouched(
-                self._store, *key, after=held.snapshot, snapshot=snapshot
-            ):
+            if not are_untouched(self._store, *key, after=held.snapshot, snapshot=snapshot):
                 tape.refresh(self._calls(*key))
         found = _Held(tape, forks, snapshot, looked_at)
         with self._lock:
@@ -293,9 +303,9 @@ class Replay:
         for place, (key, one) in enumerate(reversed(self._tapes.items())):
             size += one.tape.num_bytes
             if place > 0 and size > _MAX_BYTES and one.tape.calls:
+                let_go = one.tape.without_calls()
                 one.forks.let_go()
-                let_go = _Held(one.tape.without_calls(), one.forks, _NOT_READ, looked_at=-math.inf)
-                self._tapes.replace(key, let_go)
+                self._tapes.replace(key, _Held(let_go, one.forks, _NOT_READ, looked_at=-math.inf))
 
     def _calls(self, project: str, episodes: Sequence[str]) -> list[Recorded]:
         events = (self._store.load(project, episode) for episode in episodes)

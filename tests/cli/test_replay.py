@@ -73,40 +73,6 @@ def test_one_that_has_changed_is_told_where(
     assert "never asked: c1 (1 in all)" in out
 
 
-TOOLS = """
-from tracestore.client import NotReplayed, tool
-
-@tool
-def look(n):
-    raise SystemExit("it ran")
-
-assert look(1) == "found"
-try:
-    look(2)
-except NotReplayed:
-    pass
-"""
-
-
-def test_tools_give_what_was_recorded_and_one_that_differs_is_told(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    url = f"sqlite:///{tmp_path}/t.db"
-    ran = tool_call("x", "c", name="look", arguments='{"n":1}', result=raw("found"))
-    with Store.open(url) as store:
-        store.ingest("tau", [posted(event) for event in (episode("e"), call("c", None), ran)])
-    (tmp_path / "harness.py").write_text(TOOLS)
-
-    command = shlex.join([sys.executable, str(tmp_path / "harness.py")])
-    argv = ["replay", "--db", url, "--project", "tau", "--episode", "e", "--tools", "--check", command]
-    assert main(argv) == 1
-    out = capfd.readouterr().out
-    assert "exit code" not in out  # the first run gave what was recorded
-    assert "tool look diverged after 1 answered runs" in out
-    assert "nearest recorded run   x" in out
-    assert "arguments.n\n    recorded             1\n    asked                2\n" in out
-
-
 def test_one_that_goes_on_at_a_model_makes_a_fork(
     database: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +108,40 @@ def test_modes_that_lack_something_say_what(
     argv = ["replay", "--db", database, "--project", "tau", "--episode", "e", *flags]
     assert main([*argv, "--check", "true"]) == 2
     assert hint in capsys.readouterr().err
+
+
+TOOLS = """
+from tracestore.client import NotReplayed, tool
+
+@tool
+def look(n):
+    raise SystemExit("it ran")
+
+assert look(1) == "found"
+try:
+    look(2)
+except NotReplayed:
+    pass
+"""
+
+
+def test_tools_give_what_was_recorded_and_one_that_differs_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/t.db"
+    ran = tool_call("x", "c", name="look", arguments='{"n":1}', result=raw("found"))
+    with Store.open(url) as store:
+        store.ingest("tau", [posted(event) for event in (episode("e"), call("c", None), ran)])
+    (tmp_path / "harness.py").write_text(TOOLS)
+
+    command = shlex.join([sys.executable, str(tmp_path / "harness.py")])
+    argv = ["replay", "--db", url, "--project", "tau", "--episode", "e", "--tools", "--check", command]
+    assert main(argv) == 1
+    out = capfd.readouterr().out
+    assert "exit code" not in out  # the first run gave what was recorded
+    assert "tool look diverged after 1 answered runs" in out
+    assert "nearest recorded run   x" in out
+    assert "arguments.n\n    recorded             1\n    asked                2\n" in out
 
 
 def test_an_episode_that_is_not_there_is_told_before_anything_runs(

@@ -181,8 +181,8 @@ def _environment(url: str, args: argparse.Namespace, *, keys: Mapping[str, str])
     base = f"{url}/replay"
     suffix = "" if args.project == DEFAULT_PROJECT else f":ts-project={args.project}"
     known = keys if args.upstream is not None else {}
-    told = {"TRACESTORE_REPLAY_TOOLS": base, "TRACESTORE_REPLAY_PROJECT": args.project} if args.tools else {}
-    return told | {
+    tools = {"TRACESTORE_REPLAY_TOOLS": base, "TRACESTORE_REPLAY_PROJECT": args.project}
+    return (tools if args.tools else {}) | {
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": known.get("OPENAI_API_KEY", "replay") + suffix,
         "ANTHROPIC_BASE_URL": base,
@@ -227,8 +227,7 @@ def _check(args: argparse.Namespace) -> int:
         with urllib.request.urlopen(request) as response:
             told: dict[str, Any] = json.load(response)
     missed_tools = (told["tools"] or {}).get("missed")
-    diverged = told["missed"] or told["unasked"] or missed_tools or told["fork"]
-    is_identical = not diverged
+    is_identical = not (told["missed"] or told["unasked"] or missed_tools or told["fork"])
     facts = {"identical": is_identical, "exit_code": ran.returncode, **told}
     if args.json:
         print_json_line(facts)

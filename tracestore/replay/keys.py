@@ -96,10 +96,10 @@ class Asked:
             for one in messages_of(self.body, self.dialect)
         )
 
-    @property
+    @cached_property
     def kept_by_server(self) -> str | None:
         """The response or conversation that the server is to go on with; None: all of the context is here."""
-        return next((str(value) for name in KEPT if (value := self._given(name))), None)
+        return next((str(kept) for name in KEPT if (kept := self._given(name))), None)
 
     @cached_property
     def wants_stream(self) -> bool:

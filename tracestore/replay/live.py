@@ -63,8 +63,8 @@ class _Run:
     """How far one run of a harness has come."""
 
     fork: Fork
-    live: dict[tuple[bytes, str | None], Live] = field(default_factory=dict)
-    """The last one by key and agent, for a client that asks again."""
+    live: dict[tuple[bytes, str | None, str | None], Live] = field(default_factory=dict)
+    """The last one by key, agent and the client's id of the request, for a client that asks again."""
     is_live: bool = False
     stale: str | None = None
     """Why what is sampled from now on does not follow from what was sampled before; None: it does."""
@@ -103,8 +103,9 @@ class Forks:
         if not mode.needs_model:
             return tape.answer(asked, run=run, agent=agent, is_retry=is_retry, request_id=request_id)
         with self._lock:
-            place, key = self._run(run), (asked.key, agent)
-            if is_retry and (again := place.live.get(key)) is not None:
+            place, key = self._run(run), (asked.key, agent, request_id)
+            is_again = is_retry or request_id is not None
+            if is_again and (again := place.live.get(key)) is not None:
                 return again
             found: Played | None = None
             try:
@@ -113,11 +114,12 @@ class Forks:
                 if mode.live_after is not None and not _has_come(place, tape, mode.live_after):
                     raise
             if found is not None and _is_recorded(found.recorded, tape, mode):
-                place.live.pop(key, None)
+                place.live.pop((asked.key, agent, None), None)
                 place.fork.history[found.recorded.call.id] = found.recorded
                 return found
             recorded = None if found is None else found.recorded
-            place.live[key] = live = self._live(tape, place, asked, recorded, mode, agent)
+            live = self._live(tape, place, asked, recorded, mode, agent)
+            place.live[key] = place.live[asked.key, agent, None] = live
             return live
 
     def instead(
@@ -128,7 +130,7 @@ class Forks:
             place = self._run(run)
             place.fork.history.pop(played.recorded.call.id, None)
             live = self._live(tape, place, asked, played.recorded, mode, agent)
-            place.live[asked.key, agent] = live
+            place.live[asked.key, agent, None] = live
             return live
 
     def begin(self, live: Live) -> None:
@@ -156,7 +158,7 @@ class Forks:
             return None if gone is None or gone.fork.origin is None else gone.fork
 
     def let_go(self) -> None:
-        """Hold what the runs were answered, and no other call of the tape."""
+        """Hold no calls that nobody asks for now."""
         with self._lock:
             self._histories = Histories(())
 
