@@ -25,6 +25,7 @@ from tests.e2e.test_replayed_systems import FILES
 from tests.factories import posted
 from tracestore.client import Client, Episode
 from tracestore.instrument import wrap
+from tracestore.store.blobs import open_blobs
 from tracestore.store.store import Store
 from tracestore.wire.call import Call
 from tracestore.wire.decode import decode_event
@@ -123,9 +124,10 @@ def base() -> SmolLM2:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("dialects")
     with (
-        Store.open(f"sqlite:///{tmp_path_factory.mktemp('dialects')}/t.db") as store,
-        running_proxy(store, "http://127.0.0.1:1") as running,
+        Store.open(f"sqlite:///{folder}/t.db") as store,
+        running_proxy(store, "http://127.0.0.1:1", blobs=open_blobs(str(folder / "blobs"))) as running,
     ):
         yield running
 

@@ -14,6 +14,7 @@ from sample_traces.systems import system
 from tests.api.proxy.scripted import Running, running_proxy
 from tests.factories import posted
 from tests.sample_traces.traces import NAMES, SCRIPTED, scripted_path, trace_path
+from tracestore.store.blobs import open_blobs
 from tracestore.store.store import Store
 from tracestore.wire.decode import decode_event
 
@@ -32,9 +33,10 @@ def base() -> SmolLM2:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("replayed")
     with (
-        Store.open(f"sqlite:///{tmp_path_factory.mktemp('replayed')}/t.db") as store,
-        running_proxy(store, "http://127.0.0.1:1") as running,
+        Store.open(f"sqlite:///{folder}/t.db") as store,
+        running_proxy(store, "http://127.0.0.1:1", blobs=open_blobs(str(folder / "blobs"))) as running,
     ):
         yield running
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from tracestore.settings import SETTINGS, Settings
+from tracestore.store.blobs import Blobs
 from tracestore.store.store import Store
 from tracestore_api.app import create_app
 from tracestore_api.proxy.route import Proxy
@@ -181,11 +182,12 @@ def running_proxy(
     inject: bool = False,
     settings: Settings = SETTINGS,
     replay_times: Times = "at-once",
+    blobs: Blobs | None = None,
 ) -> Iterator[Running]:
     """The service in a thread of this process; the upstream's paths begin below `/proxy`."""
     proxy = Proxy(store, upstream=upstream, inject=inject, settings=settings)
     config = uvicorn.Config(
-        create_app(store, settings=settings, proxy=proxy, replay_times=replay_times),
+        create_app(store, settings=settings, proxy=proxy, replay_times=replay_times, blobs=blobs),
         port=0,
         log_level="critical",
         server_header=False,
