@@ -164,13 +164,13 @@ class Replay:
         key = (project, self._stated(names))
         held = None if self._held(key) is None else self._tape(*key)
         asked = None if held is None else held.known(dialect, text)
-        if asked is None:
-            asked = _asked(dialect, text)
-            state_body(names, asked.asker)
-            self._tape(project, self._named(names)).learn(dialect, text, asked)
-        else:
-            state_body(names, asked.asker)
-        return self._answered(project, names, asked, scope)
+        known, asked = asked, asked or _asked(dialect, text)
+        state_body(names, asked.asker)
+        answer = self._answered(project, names, asked, scope)
+        read = self._held((project, self._stated(names)))
+        if known is None and read is not None:
+            read.tape.learn(dialect, text, asked)
+        return answer
 
     def _answered(self, project: str, names: Names, asked: Asked, scope: Scope) -> Response:
         tape = self._tape(project, self._named(names))
