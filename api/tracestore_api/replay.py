@@ -201,16 +201,14 @@ class Replay:
     ) -> Response | Passing:
         key = (project, self._stated(names))
         held = None if self._held(key) is None else self._look(*key)
-        asked = None if held is None else held.tape.known(dialect, text)
-        if asked is None:
-            asked = _asked(dialect, text)
-            state_body(names, asked.asker)
-            mode = self._mode_of(names, scope)
-            self._look(project, self._named(names)).tape.learn(dialect, text, asked)
-        else:
-            state_body(names, asked.asker)
-            mode = self._mode_of(names, scope)
-        return self._answered(project, names, asked, scope, mode)
+        known = None if held is None else held.tape.known(dialect, text)
+        asked = known or _asked(dialect, text)
+        state_body(names, asked.asker)
+        answer = self._answered(project, names, asked, scope, self._mode_of(names, scope))
+        read = self._held((project, self._stated(names)))
+        if known is None and read is not None:
+            read.tape.learn(dialect, text, asked)
+        return answer
 
     def _answered(
         self, project: str, names: Names, asked: Asked, scope: Scope, mode: Mode
