@@ -315,7 +315,7 @@ class _Rules:
                 yield index
 
     def _reward_of(self, set_id: str, member: int) -> float | None:
-        """The composed reward of a candidate itself; None: it has none that the spec carries."""
+        """The composed reward of a candidate itself; None: it has none that the spec carries and counts."""
         named = self._spec.rewards
         total: float | None = None
         for _, reward in sorted(self._graph.rewards.items()):
@@ -323,7 +323,8 @@ class _Rules:
             if is_its and reward.target.member == member and (named is None or reward.name in named):
                 weight = (named or {}).get(reward.name)
                 weight = reward.weight if weight is None else weight
-                total = (total or 0) + reward.value * (1 if weight is None else weight)
+                if weight != 0:
+                    total = (total or 0) + reward.value * (1 if weight is None else weight)
         return total
 
     def _is_under(self, call_id: str, agent_id: str | None) -> bool:

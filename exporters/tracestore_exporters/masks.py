@@ -20,6 +20,7 @@ from tracestore.tokens.render import has_recorded_ids
 from tracestore.wire.call import Call
 from tracestore.wire.candidate_set import CandidateSelection, CandidateSet, Treatment
 from tracestore.wire.completion import CompletionFields
+from tracestore.wire.reward import counted
 from tracestore_exporters.spec import Spec, Split
 from tracestore_exporters.units import Unit, first_latent, has_unplaced_media
 
@@ -325,10 +326,10 @@ def _worths(
         target = reward.target
         is_of_set = target.finest == "candidate" and target.candidate_set_id == candidates.id
         if is_of_set and (spec.rewards is None or reward.name in spec.rewards):
-            weight = spec.weight_of(reward)
-            terms[target.member].append(reward.value * (1.0 if weight is None else weight))
+            term = counted(reward.value, spec.weight_of(reward))
+            terms[target.member] += [] if term is None else [term]
     return [
-        (scores.get(index, member.score), sum(terms[index]) if index in terms else None)
+        (scores.get(index, member.score), sum(terms[index]) if terms[index] else None)
         for index, member in enumerate(candidates.members)
     ]
 

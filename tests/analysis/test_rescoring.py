@@ -128,27 +128,14 @@ def test_a_scorer_that_fails_says_where() -> None:
         scoring.rewards("e", graph_of())
 
 
-@pytest.mark.parametrize(
-    ("said", "of"),
-    [
-        (Score(1.0, agent_id="main"), "agent"),
-        (Score(1.0, call_id="c0"), "call"),
-        (Score(1.0, call_id="c0", completion=0), "completion"),
-        (Score(1.0, candidate_set_id="s", member=0), "candidate"),
-    ],
-)
-def test_with_weight_0_nothing_gets_its_first_score(said: Score, of: str) -> None:
-    with pytest.raises(NotScored, match=f"nothing scores this {of} yet.*--weight"):
-        given(said)
-    assert len(given(said, weight=1.0)) == 1
-
-
-def test_an_ungraded_episode_stays_ungraded() -> None:
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_what_nothing_scores_yet_may_get_its_first_reward_with_any_weight(weight: float) -> None:
     ungraded = build(EVENTS[:-1])
-    with pytest.raises(NotScored, match="nothing scores this episode yet"):
-        given(1.0, graph=ungraded)
-    (first,) = given(1.0, weight=1.0, graph=ungraded)
-    assert given(1.0, weight=1.0, graph=build([*EVENTS[:-1], first])) == [first]
+    targets = [{}, {"agent_id": "main"}, {"call_id": "c0"}, {"candidate_set_id": "s", "member": 0}]
+    found = given([Score(1.0, **target) for target in targets], weight=weight, graph=ungraded)
+    assert [one.target.finest for one in found] == ["episode", "agent", "call", "candidate"]
+    again = build([*EVENTS[:-1], *found])
+    assert given([Score(1.0, **target) for target in targets], weight=weight, graph=again) == found
 
 
 def test_with_a_weight_another_version_does_not_count_beside_the_first() -> None:

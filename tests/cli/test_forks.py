@@ -101,6 +101,14 @@ def test_rewards_of_one_name_by_another_scorer_stand_apart(
     assert head.endswith("reward  correct (no scorer)  correct (m:f 2)  short")
 
 
+def test_rewards_of_weight_0_are_shown_and_grade_nothing(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_store(db) as store:
+        noted = reward("r3", 9.0, name="correct", episode="orphan", weight=0.0)
+        store.ingest("default", [posted(noted)])
+    _, fork = lines_of(capsys, db, "gone")
+    assert (fork["reward"], [one["value"] for one in fork["rewards"]]) == (None, [9.0])
+
+
 def test_an_episode_without_forks_says_so_by_itself_and_an_unknown_one_is_told(
     db: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

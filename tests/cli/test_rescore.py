@@ -138,12 +138,13 @@ def test_an_episode_on_which_the_scorer_fails_costs_the_others_nothing(
     ]
 
 
-def test_an_ungraded_episode_is_told_and_graded_only_with_a_weight(
+def test_an_ungraded_episode_is_graded_only_with_a_weight(
     db: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts = rescored(capsys, db, "scorers_of_rescore:parts", code=1)[-1]
-    assert [one["episode_id"] for one in facts["problems"]] == ["e2"]
-    rescored(capsys, db, "scorers_of_rescore:parts", "--episode", "e2", "--weight", "2")
+    parts = ("scorers_of_rescore:parts", "--episode", "e2")
+    assert rescored(capsys, db, *parts)[-1]["rewards"] == {"stored": 2}
+    assert totals_of(db) == {"e0": 0.0, "e1": 1.0, "e2": None}
+    rescored(capsys, db, *parts, "--weight", "2", "--scorer-version", "2")
     assert totals_of(db) == {"e0": 0.0, "e1": 1.0, "e2": 2 * 0.25 + 2 * 0.5}
 
 
@@ -208,8 +209,7 @@ def test_the_scorers_of_the_page_run(db: str, capsys: pytest.CaptureFixture[str]
     script = page.partition("```python\n")[2].partition("```")[0]
     Path("scorers_of_the_page.py").write_text(script, encoding="utf-8")
     for name, count in (("correct", 3), ("finished", 1)):
-        words = (f"scorers_of_the_page:{name}", "--dry-run", "--weight", "1", "--name", "new")
-        facts = rescored(capsys, db, *words)[-1]
+        facts = rescored(capsys, db, f"scorers_of_the_page:{name}", "--dry-run")[-1]
         assert facts["rewards"] == {"new": count}
     del sys.modules["scorers_of_the_page"]
 

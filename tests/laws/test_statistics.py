@@ -33,6 +33,7 @@ WITH graded AS (
          sum(r.value * coalesce(r.weight, 1)) AS reward
     FROM episodes e
     JOIN rewards r ON r.project = e.project AND r.episode_id = e.episode_id AND r.target = 'episode'
+     AND (r.weight IS NULL OR r.weight <> 0)
    WHERE e.project = :project
      AND coalesce(e.status, 'ok') IN ('ok', 'failed', 'budget_exhausted', 'timeout')
      AND coalesce(e.split, 'train') = 'train'
@@ -152,6 +153,7 @@ ATTEMPTS = (
     Attempt("c", [(1.0, 0.5), (-2.0, 0.125)], status="budget_exhausted"),
     Attempt("d", [(0.2, 1.0)]),
     Attempt("ungraded", []),
+    Attempt("noted", [(40.0, 0.0)]),
     Attempt("broken", [(50.0, None)], status="infra_error"),
     Attempt("held-out", [(60.0, None)], split="eval"),
     Attempt("fork-1", [(1.0, None)], origin="b"),
@@ -201,7 +203,7 @@ def test_splitting_an_episode_or_the_export_changes_no_advantage(
 
 
 ANY_REWARDS = st.lists(
-    st.tuples(st.floats(-2, 2, width=32), st.none() | st.floats(0, 1, width=32)), max_size=3
+    st.tuples(st.floats(-2, 2, width=32), st.none() | st.just(0.0) | st.floats(0, 1, width=32)), max_size=3
 )
 ANY_ATTEMPT = st.builds(
     Attempt,

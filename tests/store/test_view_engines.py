@@ -77,6 +77,7 @@ def hand_worked() -> list[AnyEvent]:
         make.compaction(before_call_id="c1", after_call_id="C2", replaced_call_ids=("c0", "c1")),
         make.reward(value=0.1),
         make.reward("r2", value=-0.5, call_id="c1", completion=1),
+        make.reward("r3", value=-0.5, name="noted", weight=0.0),
         make.gap(),
         make.consumption(step=3),
         make.snapshot("m0", "h0", wave=0, frozen=True),

@@ -205,6 +205,25 @@ def _calls(agent: str, count: int) -> list[AnyEvent]:
     return [call(f"{agent}{i}", [user(f"{agent} {i}")], "a", agent=agent, ordinal=i) for i in range(count)]
 
 
+def test_an_episode_of_which_no_reward_counts_has_no_reward(store: Store) -> None:
+    """mixed: 0.5 * 2 of its two; noted: its only reward has weight 0; wrong: its reward is 0."""
+    events: list[AnyEvent] = [make.episode(name) for name in ("mixed", "noted", "wrong", "bare")]
+    events += [
+        make.reward("r0", 0.5, name="a", episode="mixed", weight=2.0),
+        make.reward("r1", 9.0, name="b", episode="mixed", weight=0.0),
+        make.reward("r2", 9.0, name="b", episode="noted", weight=0.0),
+        make.reward("r3", 0.0, name="a", episode="wrong"),
+    ]
+    ingest(store, events)
+    got = rows(store, "SELECT episode_id, reward FROM episodes")
+    assert {row["episode_id"]: row["reward"] for row in got} == {
+        "mixed": 0.5 * 2,
+        "noted": None,
+        "wrong": 0.0,
+        "bare": None,
+    }
+
+
 def test_critical_steps_are_those_of_the_paper(store: Store) -> None:
     """Stages (1; [3, 10, 4]) and (2; []): 1 + 10 + 2 = 13, where one after the other would be 20."""
     spawned = [subagent(name, spawned_by="main0") for name in ("x", "y", "z")]

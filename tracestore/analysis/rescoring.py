@@ -69,14 +69,14 @@ class Rescoring:
     name: str
     """Of a reward for which the scorer names none."""
     weight: float
-    """In the composed reward. 0: the row is on record and changes no sum."""
+    """In the composed reward. 0: the row is on record, changes no sum and grades nothing."""
 
     def rewards(self, episode_id: str, graph: Graph) -> list[Reward]:
         """What the scorer gives an episode, in its order.
 
         Raises:
             NotScored: the scorer failed, or gave what is no finite number, or what is of nothing in the
-                episode, or what would change a score that it is not to change.
+                episode, or what would count beside another of its name.
         """
         found: dict[str, Reward] = {}
         for score in _scores(_asked(self.function, episode_id, graph)):
@@ -85,7 +85,7 @@ class Rescoring:
                 raise NotScored(name=made.name, hint="it scores one thing twice by one name: name the scores")
             found[made.id] = made
         for reward in found.values():
-            self._require_neutral(reward, graph)
+            self._require_alone(reward, graph)
         return list(found.values())
 
     def namesakes(self, reward: Reward, graph: Graph) -> list[Reward]:
@@ -115,17 +115,8 @@ class Rescoring:
             scorer_version=self.version,
         )
 
-    def _require_neutral(self, reward: Reward, graph: Graph) -> None:
-        """Refuse what would change a score that it is not to change.
-
-        A sum over rewards of weight 0 alone is 0, which is a score; without any there is none. Nobody sums
-        rewards of token spans.
-        """
-        others = [one for one in graph.rewards.values() if one.id != reward.id]
-        scored = any(one.target == reward.target for one in others)
-        if self.weight == 0 and not scored and reward.target.finest != "tokens":
-            hint = "with weight 0 it would count as scored 0: name a --weight, or return None for it"
-            raise NotScored(problem=f"nothing scores this {reward.target.finest} yet", hint=hint)
+    def _require_alone(self, reward: Reward, graph: Graph) -> None:
+        """Refuse a reward that would count beside another that counts by the same name."""
         counting = [one.id for one in self.namesakes(reward, graph) if one.weight != 0]
         if self.weight != 0 and counting:
             hint = "both would count: give it another --name, or --weight 0"

@@ -105,9 +105,11 @@ def _print_forks(store: Store, is_here: bool, ids: Sequence[str], args: argparse
 
 def _own_facts(episode_id: str, graph: Graph | None) -> dict[str, Any]:
     """Status and rewards of one episode; None is unknown."""
+    from tracestore.wire.reward import counted
+
     rewards = [] if graph is None else list(graph.rewards.values())
     own = [one for one in rewards if one.target.finest == "episode"]
-    terms = [one.value * (1.0 if one.weight is None else one.weight) for one in own]
+    terms = [term for one in own if (term := counted(one.value, one.weight)) is not None]
     return {
         "episode_id": episode_id,
         "status": None if graph is None or graph.episode is None else graph.episode.status,

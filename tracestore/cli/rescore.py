@@ -69,7 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=_finite_number,
         default=0.0,
         metavar="W",
-        help="in the composed reward (default: 0, which changes no sum)",
+        help="in the composed reward (default: 0, which changes no sum and grades nothing)",
     )
     for flag, what in (("--episode", "an episode"), ("--group", "the episodes of a group")):
         parser.add_argument(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tracestore.shards.row import MemberEntry, Row
+from tracestore.wire.reward import counted
 
 Worth = tuple[float | None, float | None]
-"""(score, sum of value times weight of the rewards of the candidate itself); None: unknown."""
+"""(score, sum of value times weight of the rewards of the candidate itself that count); None: unknown."""
 
 
 def worth(row: Row, candidate_set: int, member: int) -> Worth:
@@ -15,9 +16,10 @@ def worth(row: Row, candidate_set: int, member: int) -> Worth:
         candidate_set: index into the row's sets; `member` into the set's members.
     """
     terms = [
-        reward.value * (1.0 if reward.weight is None else reward.weight)
+        term
         for reward in row.rewards
         if (reward.target, reward.candidate_set, reward.member) == ("candidate", candidate_set, member)
+        and (term := counted(reward.value, reward.weight)) is not None
     ]
     return row.candidate_sets[candidate_set].members[member].score, sum(terms) if terms else None
 

@@ -39,7 +39,7 @@ from sqlalchemy.schema import SchemaItem
 
 from tracestore.store.types import ExactText
 
-REVISION = "0008"
+REVISION = "0009"
 """Migration that makes exactly these tables; `tracestore_migrations` has it as its head."""
 
 PARTITIONS = 8

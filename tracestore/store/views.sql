@@ -18,7 +18,7 @@
 
 -- Episodes: one attempt at one task each. An episode of which only parts have come has no `status` and
 -- `is_recorded` false. `sampled_tokens` counts completions with token ids, each once; `reward` is the weighted sum
--- of the episode's own rewards.
+-- of the episode's own rewards; those of weight 0 grade nothing.
 CREATE VIEW episodes AS
 SELECT p.name AS project,
        e.id AS episode_id,
@@ -41,7 +41,8 @@ SELECT p.name AS project,
           JOIN completion m ON m.project_id = c.project_id AND m.call_key = c.key
          WHERE c.project_id = e.project_id AND c.episode_key = e.key) AS sampled_tokens,
        (SELECT sum(r.value * coalesce(r.weight, 1)) FROM reward r
-         WHERE r.project_id = e.project_id AND r.episode_key = e.key AND r.target = 'episode') AS reward,
+         WHERE r.project_id = e.project_id AND r.episode_key = e.key AND r.target = 'episode'
+           AND coalesce(r.weight, 1) <> 0) AS reward,
        e.started_at,
        e.ended_at,
        e.first_pos AS position

@@ -56,7 +56,17 @@ class Reward(EventBase):
     name: str
     value: float
     weight: float | None = None
-    """Share in the composed reward; None leaves it to the export (1)."""
+    """Share in the composed reward; None leaves it to the export (1). 0: on record, and it grades nothing."""
     scorer: str | None = None
     scorer_version: str | None = None
     at: Nanoseconds | None = None
+
+
+def counted(value: float, weight: float | None) -> float | None:
+    """What a reward adds to the composed one: value times weight (None: 1). None for weight 0.
+
+    Such a reward grades nothing: what has no other is ungraded, not graded 0.
+    """
+    if weight is None:
+        return value
+    return None if weight == 0 else value * weight

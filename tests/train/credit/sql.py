@@ -62,6 +62,7 @@ _TABLES = [
            coalesce(sum(r.value * coalesce(r.weight, 1)), 0) AS r
       FROM episode_ e
       LEFT JOIN reward_ r ON r.g = e.g AND r.episode = e.episode AND r.target = 'episode'
+                         AND r.weight IS DISTINCT FROM 0
      WHERE e.in_statistics
      GROUP BY ALL
     HAVING count(r.value) > 0 OR e.status = 'budget_exhausted'
@@ -75,7 +76,7 @@ _TABLES = [
       FROM agent_ a
       LEFT JOIN graded e ON e.g = a.g AND e.episode = a.episode
       LEFT JOIN reward_ r ON r.g = a.g AND r.agent = a.agent AND r.target = 'agent'
-                         AND r.name NOT IN ('used', 'in_scope')
+                         AND r.name NOT IN ('used', 'in_scope') AND r.weight IS DISTINCT FROM 0
      GROUP BY a.g, a.agent, a.episode, a.depth, a.parent, a.status, a.trainable, a.score
     """,
     """
@@ -109,6 +110,7 @@ own AS (
     FROM sample_ s
     JOIN agent_ a USING (g, agent)
     JOIN reward_ r ON r.g = s.g AND r.target = 'completion' AND r.completion = s.completions[-1]
+                  AND r.weight IS DISTINCT FROM 0
    WHERE a.depth = 0 GROUP BY ALL
 ),
 leaf AS (

@@ -88,7 +88,7 @@ def _rewards(rng: np.random.Generator) -> Any:
     if rng.random() < 0.15:
         return None
     return [
-        (float(rng.choice(_REWARDS)), None if rng.random() < 0.5 else float(rng.random()))
+        (float(rng.choice(_REWARDS)), None if rng.random() < 0.5 else max(0.0, float(rng.random()) - 0.2))
         for _ in range(int(rng.integers(1, 3)))
     ]
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from tracestore.shards.row import Row
 from tracestore.train.credit.base import MissingFact, episode_rewards
+from tracestore.wire.reward import counted
 
 USED = "used"
 """On an agent: how much its parent used of what it returned, 0 to 1; else the agent's `finding_used` says."""
@@ -97,8 +98,8 @@ def tree(root: int, below: Mapping[int, Sequence[int]]) -> list[int]:
 def own_scores(row: Row) -> dict[int, float]:
     """Agent -> how well it did its own task; one of which nobody said is missing.
 
-    Of a root that is its episode's composed reward. Of any other agent the sum of the rewards on it (value
-    times weight, those that state a fact left out), and without one the `score` it was posted with.
+    Of a root that is its episode's composed reward. Of any other agent the sum of the rewards on it that
+    count and state no fact (value times weight), and without one the `score` it was posted with.
 
     Raises:
         NonFiniteCredit: the composed reward of an episode in the statistics is no finite number.
@@ -106,15 +107,15 @@ def own_scores(row: Row) -> dict[int, float]:
     on_agents: dict[int, list[float]] = {}
     for reward in row.rewards:
         if reward.target == "agent" and reward.agent is not None and reward.name not in FACTS:
-            value = reward.value * (1.0 if reward.weight is None else reward.weight)
-            on_agents.setdefault(reward.agent, []).append(value)
+            term = counted(reward.value, reward.weight)
+            on_agents.setdefault(reward.agent, []).extend([] if term is None else [term])
     of_episode = episode_rewards(row, [i for i, one in enumerate(row.episodes) if one.in_statistics])
     found: dict[int, float] = {}
     for agent, entry in enumerate(row.agents):
         score = entry.score
         if entry.parent is None:
             score = of_episode.get(entry.episode)
-        elif agent in on_agents:
+        elif on_agents.get(agent):
             score = math.fsum(on_agents[agent])
         if score is not None:
             found[agent] = score

@@ -1,8 +1,9 @@
 """The leaves of a row's trees and what each is worth, for the rules that compare branches.
 
-A leaf is a branch that was scored on its own: a sample of a root agent with a reward on its last completion,
-or on that completion's call where the call has no other. Where no sample of an episode has one, the episode
-is one leaf with all its root agent's samples and its composed reward, however many samples it was cut into.
+A leaf is a branch that was scored on its own: a sample of a root agent with a reward that counts on its last
+completion, or on that completion's call where the call has no other. Where no sample of an episode has one,
+the episode is one leaf with all its root agent's samples and its composed reward, however many samples it was
+cut into.
 
 The leaves of an episode and of its forks are one tree.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from tracestore.shards.row import Row
 from tracestore.train.credit.base import MissingFact, NonFiniteCredit, episode_rewards
 from tracestore.train.credit.facts import FACTS, depths
+from tracestore.wire.reward import counted
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def _needed(row: Row, sample: int, value: float | None, rule: str) -> float:
 
 
 def _scores(row: Row) -> dict[int, float]:
-    """Completion -> sum of the rewards on it, or on its call alone; those that state a fact left out."""
+    """Completion -> sum of the rewards on it, or on its call alone, that count and state no fact."""
     only: dict[int, int | None] = {}
     for index, entry in enumerate(row.completions):
         only[entry.call] = None if entry.call in only else index
@@ -90,7 +92,7 @@ def _scores(row: Row) -> dict[int, float]:
             completion = reward.completion
         elif reward.target == "call" and reward.call is not None:
             completion = only.get(reward.call)
-        if completion is not None and reward.name not in FACTS:
-            weight = 1.0 if reward.weight is None else reward.weight
-            terms.setdefault(completion, []).append(reward.value * weight)
+        term = counted(reward.value, reward.weight)
+        if completion is not None and term is not None and reward.name not in FACTS:
+            terms.setdefault(completion, []).append(term)
     return {completion: math.fsum(values) for completion, values in terms.items()}
