@@ -56,7 +56,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "--scorer",
         required=True,
         metavar="MODULE:FUNCTION",
-        help="function of an episode that returns a number, numbers by name, a list of Score, or None",
+        help="function of an episode, whose graph() has its calls, completions, tool calls and rewards; it"
+        " returns a number, numbers by name, a list of Score, or None",
     )
     parser.add_argument(
         "--scorer-version",
