@@ -217,6 +217,8 @@ class Replay:
         tape, forks = held.tape, held.forks
         run, agent = names.get("run") or "", names.get("agent") or names.get("agent-name")
         retries = text_of(scope["headers"], "x-stainless-retry-count")
+        is_retry = retries is not None and retries.strip("0") != ""
+        request_id = text_of(scope["headers"], "idempotency-key")
         try:
             found = forks.answer(
                 tape,
@@ -224,8 +226,8 @@ class Replay:
                 mode,
                 run=run,
                 agent=agent,
-                is_retry=retries is not None and retries.strip("0") != "",
-                request_id=text_of(scope["headers"], "idempotency-key"),
+                is_retry=is_retry,
+                request_id=request_id,
             )
             if isinstance(found, Played):
                 return _response(found, asked, are_times_kept=self._are_times_kept)
@@ -236,7 +238,7 @@ class Replay:
             if mode.name != "record-missing":
                 return problem_response(problem_of(error), headers=_NO_RETRY)
             assert isinstance(found, Played), "what was not recorded is not sent again"
-            found = forks.instead(tape, asked, mode, found, run=run, agent=agent)
+            found = forks.instead(tape, asked, mode, found, run=run, agent=agent, request_id=request_id)
         assert self.forking is not None, "no mode that needs a model is let through without one"
         return self.forking.passing(project, forks, found, asked=asked, mode=mode, run=run)
 
@@ -287,7 +289,9 @@ class Replay:
         else:
             tape, forks = held.tape, held.forks
             # What a model answers comes into other episodes all the time.
-            if not are_untouched(self._store, *key, after=held.snapshot, snapshot=snapshot):
+            if held.snapshot != snapshot and not are_untouched(
+                self._store, *key, after=held.snapshot, snapshot=snapshot
+            ):
                 tape.refresh(self._calls(*key))
         found = _Held(tape, forks, snapshot, looked_at)
         with self._lock:

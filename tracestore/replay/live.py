@@ -114,7 +114,8 @@ class Forks:
                 if mode.live_after is not None and not _has_come(place, tape, mode.live_after):
                     raise
             if found is not None and _is_recorded(found.recorded, tape, mode):
-                place.live.pop((asked.key, agent, None), None)
+                for one in (key, (asked.key, agent, None)):
+                    place.live.pop(one, None)
                 place.fork.history[found.recorded.call.id] = found.recorded
                 return found
             recorded = None if found is None else found.recorded
@@ -123,14 +124,22 @@ class Forks:
             return live
 
     def instead(
-        self, tape: Tape, asked: Asked, mode: Mode, played: Played, *, run: str = "", agent: str | None = None
+        self,
+        tape: Tape,
+        asked: Asked,
+        mode: Mode,
+        played: Played,
+        *,
+        run: str = "",
+        agent: str | None = None,
+        request_id: str | None = None,
     ) -> Live:
         """A model's answer for a recorded one that cannot be sent again."""
         with self._lock:
             place = self._run(run)
             place.fork.history.pop(played.recorded.call.id, None)
             live = self._live(tape, place, asked, played.recorded, mode, agent)
-            place.live[asked.key, agent, None] = live
+            place.live[asked.key, agent, request_id] = place.live[asked.key, agent, None] = live
             return live
 
     def begin(self, live: Live) -> None:
