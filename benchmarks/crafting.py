@@ -301,7 +301,7 @@ def stored(roots: Sequence[Crafter], url: str, database: str, *, version: int) -
     found = {
         int(row[0]): dict(zip(asked.columns[1:], map(float, row[1:]), strict=True)) for row in asked.rows
     }
-    # The view `critical_steps` looks four levels down.
+    # The view `critical_steps` looks twelve levels down, and a tree may be deeper.
     return [found[number] | {"critical_steps": root.critical_steps} for number, root in enumerate(roots)]
 
 

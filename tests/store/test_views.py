@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +18,7 @@ from tests.strategies import episodes
 from tracestore.graph.branches import branches
 from tracestore.graph.build import build
 from tracestore.graph.context import context
-from tracestore.graph.critical import critical_steps, stages
+from tracestore.graph.critical import OpenStage, critical_steps, stages
 from tracestore.graph.invariants import orphans
 from tracestore.store import Store
 from tracestore.store import tables as t
@@ -255,6 +256,71 @@ def test_a_subagent_of_a_subagent_adds_to_its_length(store: Store) -> None:
         "other": 6,
         "deep": 5,
     }
+
+
+def _line(below: int) -> list[AnyEvent]:
+    """An agent with so many levels below it, of one agent and one call each."""
+    names = [f"a{level:02}" for level in range(below + 1)]
+    events: list[AnyEvent] = [make.agent(names[0])]
+    events += [subagent(name, spawned_by=f"{above}0", parent=above) for above, name in pairwise(names)]
+    return events + [event for name in names for event in _calls(name, 1)]
+
+
+def test_critical_steps_look_twelve_levels_down_and_are_unknown_above_deeper_trees(store: Store) -> None:
+    ingest(store, _line(13))
+    got = rows(
+        store, "SELECT agent_id, critical_steps, sequential_steps FROM critical_steps ORDER BY agent_id"
+    )
+    # a00 has 13 levels below it, a01 12 and so on: 1 call each.
+    assert [row["critical_steps"] for row in got] == [None, *range(13, 0, -1)]
+    assert [row["sequential_steps"] for row in got] == [*range(14, 0, -1)]
+
+
+@st.composite
+def deep_trees(draw: st.DrawFn) -> list[AnyEvent]:
+    """Agents up to twelve levels deep, more often below the last one than below another; some not back."""
+    parents = [-1]
+    depth = [0]
+    for number in range(1, draw(st.integers(1, 18))):
+        above = number - 1 if draw(st.integers(0, 3)) else draw(st.integers(0, number - 1))
+        above = above if depth[above] < 12 else 0
+        parents.append(above)
+        depth.append(depth[above] + 1)
+    own = [draw(st.integers(1, 3)) for _ in parents]
+    events: list[AnyEvent] = [make.agent("a0")]
+    for number, above in enumerate(parents[1:], start=1):
+        spawner = f"a{above}{draw(st.integers(0, own[above] - 1))}"
+        phase = "start" if draw(st.integers(0, 15)) == 0 else "whole"
+        events.append(subagent(f"a{number}", spawned_by=spawner, parent=f"a{above}", phase=phase))
+    return events + [event for number, count in enumerate(own) for event in _calls(f"a{number}", count)]
+
+
+@settings(max_examples=15)
+@given(events=deep_trees())
+def test_critical_steps_of_any_tree_are_those_of_the_graph(shared: Store, events: list[AnyEvent]) -> None:
+    _steps_agree(shared, events)
+
+
+@settings(max_examples=4)
+@given(events=deep_trees())
+def test_critical_steps_of_any_tree_are_those_of_the_graph_on_postgresql(
+    on_postgresql: Store, events: list[AnyEvent]
+) -> None:
+    _steps_agree(on_postgresql, events)
+
+
+def _steps_agree(store: Store, events: list[AnyEvent]) -> None:
+    project = uuid4().hex
+    ingest(store, events, project)
+    got = rows(store, "SELECT agent_id, critical_steps FROM critical_steps WHERE project = :p", project)
+    graph = build(events)
+    expected: dict[str, int | None] = {}
+    for agent_id in graph.agents:
+        try:
+            expected[agent_id] = critical_steps(stages(graph, agent_id))
+        except OpenStage:
+            expected[agent_id] = None
+    assert {row["agent_id"]: row["critical_steps"] for row in got} == expected
 
 
 def test_the_length_of_an_open_stage_is_unknown(store: Store) -> None:

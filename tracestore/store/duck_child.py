@@ -24,7 +24,7 @@ import duckdb
 from duckdb.func import FunctionNullHandling, PythonUDFType
 
 from tracestore.errors import TracestoreError
-from tracestore.store.sql_columns import Node, columns_of, mentioned, narrowed, tables_of
+from tracestore.store.sql_columns import Node, columns_of, mentioned, narrowed, objects, tables_of
 from tracestore.store.sql_filters import Ids, needed
 from tracestore.store.sql_guard import SqlRefused, check
 
@@ -246,7 +246,14 @@ def _declare(
 def _parsed(connection: duckdb.DuckDBPyConnection, select: str) -> Any:
     row = connection.execute("SELECT json_serialize_sql(?)", [select]).fetchone()
     assert row is not None
-    return json.loads(row[0])
+    tree = json.loads(row[0])
+    # DuckDB 1.5 leaves the word out of the tree, but writes it where the tree says it.
+    materialized = set(re.findall(r"(\w+) \([^()]*\) AS MATERIALIZED", select))
+    for node in objects(tree):
+        for query in node.get("cte_map", {}).get("map", ()):
+            if query["key"] in materialized:
+                query["value"]["materialized"] = "CTE_MATERIALIZE_ALWAYS"
+    return tree
 
 
 def _sql(connection: duckdb.DuckDBPyConnection, tree: Node) -> str:

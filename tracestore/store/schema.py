@@ -26,10 +26,22 @@ def view_statements(sql: str | None = None) -> dict[str, str]:
     """CREATE VIEW statements by view name, comments left out, in the order of `views.sql`."""
     if sql is None:
         sql = resources.files("tracestore.store").joinpath("views.sql").read_text(encoding="utf-8")
-    bare = re.sub(r"^\s*--.*$\n?", "", sql, flags=re.MULTILINE)
+    bare = re.sub(r"^\s*--.*$\n?", "", _each_level(sql), flags=re.MULTILINE)
     statements = [part.strip() for part in bare.split(";") if part.strip()]
     names = [re.match(r"CREATE VIEW (\w+)", statement) for statement in statements]
     return {name[1]: statement for name, statement in zip(names, statements, strict=True) if name}
+
+
+def _each_level(sql: str) -> str:
+    """What stands between `-- For level N to 1:` and `-- End.` once for each level; `{below}` is one more."""
+
+    def repeated(found: re.Match[str]) -> str:
+        return "".join(
+            found[2].replace("{level}", str(level)).replace("{below}", str(level + 1))
+            for level in range(int(found[1]), 0, -1)
+        )
+
+    return re.sub(r"^ *-- For level (\d+) to 1:\n(.*?)^ *-- End\.\n", repeated, sql, flags=re.M | re.S)
 
 
 def view_columns(connection: Connection) -> dict[str, list[str]]:

@@ -490,20 +490,22 @@ SELECT p.name AS project,
 -- the harness says it is, else the call that spawned; a subagent is taken to be waited for before the next
 -- stage, so the harness says by one `stage` of two spawns that they overlap; the cost of a nested subagent
 -- is its own critical steps. NULL while a subagent below it has not returned, and for an agent with more than
--- four levels below it. `sequential_steps` are the calls of the agent and of all below it, one after the
+-- twelve levels below it. `sequential_steps` are the calls of the agent and of all below it, one after the
 -- other, and `speed_up` how many times as many those are. Each agent is looked at apart, so that asking for one
 -- episode costs one episode: `+` keeps SQLite from reading all of an episode's agents to find those of one parent,
 -- DISTINCT (of rows that are all distinct) every engine from working out a length anew wherever it is named.
+-- A path has 40 digits a level, 20 for the stage and 20 for the agent. What is below a level is folded into it:
+-- of the paths that agree as far as the stage the longest counts, and those of the stages add up to the agent's.
+-- MATERIALIZED keeps DuckDB's planner from a time that each level multiplies by four.
 CREATE VIEW critical_steps AS
 SELECT x.project,
        x.episode_id,
        x.agent_id,
        x.parent_agent_id,
        x.own_calls,
-       x.own_calls + x.steps AS critical_steps,
+       x.steps AS critical_steps,
        x.sequential_steps,
-       CASE WHEN x.own_calls + x.steps > 0
-            THEN CAST(x.sequential_steps AS DOUBLE PRECISION) / (x.own_calls + x.steps) END AS speed_up
+       CASE WHEN x.steps > 0 THEN CAST(x.sequential_steps AS DOUBLE PRECISION) / x.steps END AS speed_up
   FROM (SELECT DISTINCT
                p.name AS project,
                e.id AS episode_id,
@@ -512,83 +514,39 @@ SELECT x.project,
                (SELECT count(*) FROM call c
                  WHERE c.project_id = a.project_id AND c.agent_key = a.key
                    AND +c.episode_key = a.episode_key AND c.pos IS NOT NULL) AS own_calls,
-               (WITH paths (agent1, stage1, agent2, stage2, agent3, stage3, agent4, stage4, is_unknown) AS (
-                  SELECT b.key, coalesce(b.stage, -b.spawned_by_call_key, 0),
-                         c.key, coalesce(c.stage, -c.spawned_by_call_key, 0),
-                         d.key, coalesce(d.stage, -d.spawned_by_call_key, 0),
-                         f.key, coalesce(f.stage, -f.spawned_by_call_key, 0),
-                         CASE WHEN b.end_pos IS NULL
-                                OR (c.key IS NOT NULL AND c.end_pos IS NULL)
-                                OR (d.key IS NOT NULL AND d.end_pos IS NULL)
-                                OR (f.key IS NOT NULL AND f.end_pos IS NULL)
-                                OR EXISTS (
-                                  SELECT 1 FROM agent g
-                                   WHERE g.project_id = b.project_id AND g.parent_agent_key = f.key
-                                     AND +g.episode_key = b.episode_key AND g.pos IS NOT NULL)
-                              THEN 1 ELSE 0 END
-                    FROM agent b
-                    LEFT JOIN agent c
-                      ON c.project_id = b.project_id AND c.parent_agent_key = b.key
-                     AND +c.episode_key = b.episode_key AND c.pos IS NOT NULL
-                    LEFT JOIN agent d
-                      ON d.project_id = b.project_id AND d.parent_agent_key = c.key
-                     AND +d.episode_key = b.episode_key AND d.pos IS NOT NULL
-                    LEFT JOIN agent f
-                      ON f.project_id = b.project_id AND f.parent_agent_key = d.key
-                     AND +f.episode_key = b.episode_key AND f.pos IS NOT NULL
-                   WHERE b.project_id = a.project_id AND b.parent_agent_key = a.key
-                     AND +b.episode_key = a.episode_key AND b.pos IS NOT NULL
-                ), stages4 (agent1, stage1, agent2, stage2, agent3, stage3, stage4, steps, is_unknown) AS (
-                  SELECT agent1, stage1, agent2, stage2, agent3, stage3, stage4,
-                         max((SELECT count(*) FROM call k
-                               WHERE k.project_id = a.project_id AND k.agent_key = paths.agent4
-                                 AND +k.episode_key = a.episode_key
-                                 AND k.pos IS NOT NULL)),
-                         max(is_unknown)
-                    FROM paths
-                   GROUP BY agent1, stage1, agent2, stage2, agent3, stage3, stage4
-                ), agents3 (agent1, stage1, agent2, stage2, agent3, stage3, steps, is_unknown) AS (
-                  SELECT agent1, stage1, agent2, stage2, agent3, stage3, sum(steps), max(is_unknown)
-                    FROM stages4
-                   GROUP BY agent1, stage1, agent2, stage2, agent3, stage3
-                ), stages3 (agent1, stage1, agent2, stage2, stage3, steps, is_unknown) AS (
-                  SELECT agent1, stage1, agent2, stage2, stage3,
-                         max((SELECT count(*) FROM call k
-                               WHERE k.project_id = a.project_id AND k.agent_key = agents3.agent3
-                                 AND +k.episode_key = a.episode_key
-                                 AND k.pos IS NOT NULL) + agents3.steps),
-                         max(is_unknown)
-                    FROM agents3
-                   GROUP BY agent1, stage1, agent2, stage2, stage3
-                ), agents2 (agent1, stage1, agent2, stage2, steps, is_unknown) AS (
-                  SELECT agent1, stage1, agent2, stage2, sum(steps), max(is_unknown)
-                    FROM stages3
-                   GROUP BY agent1, stage1, agent2, stage2
-                ), stages2 (agent1, stage1, stage2, steps, is_unknown) AS (
-                  SELECT agent1, stage1, stage2,
-                         max((SELECT count(*) FROM call k
-                               WHERE k.project_id = a.project_id AND k.agent_key = agents2.agent2
-                                 AND +k.episode_key = a.episode_key
-                                 AND k.pos IS NOT NULL) + agents2.steps),
-                         max(is_unknown)
-                    FROM agents2
-                   GROUP BY agent1, stage1, stage2
-                ), agents1 (agent1, stage1, steps, is_unknown) AS (
-                  SELECT agent1, stage1, sum(steps), max(is_unknown)
-                    FROM stages2
-                   GROUP BY agent1, stage1
-                ), stages1 (stage1, steps, is_unknown) AS (
-                  SELECT stage1,
-                         max((SELECT count(*) FROM call k
-                               WHERE k.project_id = a.project_id AND k.agent_key = agents1.agent1
-                                 AND +k.episode_key = a.episode_key
-                                 AND k.pos IS NOT NULL) + agents1.steps),
-                         max(is_unknown)
-                    FROM agents1
-                   GROUP BY stage1
+               (WITH RECURSIVE below (agent_key, level, path, is_open) AS (
+                  SELECT a.key, 0, CAST('' AS TEXT), 0
+                  UNION ALL
+                  SELECT q.key, below.level + 1,
+                         below.path
+                           || substr('00000000000000000000', 1, 20 - length(CAST(coalesce(q.stage, -q.spawned_by_call_key, 0) AS TEXT)))
+                           || CAST(coalesce(q.stage, -q.spawned_by_call_key, 0) AS TEXT)
+                           || substr('00000000000000000000', 1, 20 - length(CAST(q.key AS TEXT)))
+                           || CAST(q.key AS TEXT),
+                         CASE WHEN q.end_pos IS NULL THEN 1 ELSE 0 END
+                    FROM below
+                    JOIN agent q
+                      ON q.project_id = a.project_id AND q.parent_agent_key = below.agent_key
+                     AND +q.episode_key = a.episode_key AND q.pos IS NOT NULL
+                   WHERE below.level < 13
+                ), level13 (path, steps, is_unknown) AS MATERIALIZED (
+                  SELECT below.path,
+                         (SELECT count(*) FROM call c
+                           WHERE c.project_id = a.project_id AND c.agent_key = below.agent_key
+                             AND +c.episode_key = a.episode_key AND c.pos IS NOT NULL),
+                         CASE WHEN below.is_open = 1 OR below.level = 13 THEN 1 ELSE 0 END
+                    FROM below
+                -- For level 12 to 1:
+                ), level{level} (path, steps, is_unknown) AS MATERIALIZED (
+                  SELECT substr(s.path, 1, 40 * {level} - 40), CAST(sum(s.steps) AS BIGINT), max(s.is_unknown)
+                    FROM (SELECT substr(l.path, 1, 40 * {level} - 20) AS path, max(l.steps) AS steps,
+                                 max(l.is_unknown) AS is_unknown
+                            FROM level{below} l
+                           GROUP BY 1) s
+                   GROUP BY 1
+                -- End.
                 )
-                SELECT CASE WHEN coalesce(max(is_unknown), 0) = 0 THEN CAST(coalesce(sum(steps), 0) AS BIGINT) END
-                  FROM stages1) AS steps,
+                SELECT CASE WHEN is_unknown = 0 THEN steps END FROM level1) AS steps,
                (WITH RECURSIVE below (agent_key) AS (
                   SELECT a.key
                   UNION
