@@ -19,8 +19,9 @@ from tracestore.graph.tokens import prompt_ids
 from tracestore.shards.reasons import Reason
 from tracestore.wire.candidate_set import CandidateSelection, CandidateSet
 from tracestore.wire.completion import CompletionFields
+from tracestore.wire.reward import Reward
 from tracestore_exporters.rows import GroupInfo, plan_row
-from tracestore_exporters.spec import Spec
+from tracestore_exporters.spec import RewardChoice, Spec
 
 _MEDIA = re.compile(rb'image|audio|video|screenshot|"document"|file"|\\u00')
 """In every request that holds media, whether its part types are spelt in letters or in JSON escapes."""
@@ -316,16 +317,28 @@ class _Rules:
 
     def _reward_of(self, set_id: str, member: int) -> float | None:
         """The composed reward of a candidate itself; None: it has none that the spec carries and counts."""
-        named = self._spec.rewards
         total: float | None = None
         for _, reward in sorted(self._graph.rewards.items()):
             is_its = reward.target.completion is None and reward.target.candidate_set_id == set_id
-            if is_its and reward.target.member == member and (named is None or reward.name in named):
-                weight = (named or {}).get(reward.name)
-                weight = reward.weight if weight is None else weight
+            if is_its and reward.target.member == member:
+                weight = self._weight(reward)
                 if weight != 0:
-                    total = (total or 0) + reward.value * (1 if weight is None else weight)
+                    total = (total or 0) + reward.value * weight
         return total
+
+    def _weight(self, reward: Reward) -> float:
+        """How much a reward counts under the spec; 0: not at all."""
+        recorded = 1.0 if reward.weight is None else reward.weight
+        if self._spec.rewards is None:
+            return recorded
+        stated = self._spec.rewards.get(reward.name, 0.0)
+        if isinstance(stated, RewardChoice):
+            if stated.scorer is not None and stated.scorer != reward.scorer:
+                return 0.0
+            if stated.version is not None and stated.version != reward.scorer_version:
+                return 0.0
+            stated = stated.weight
+        return recorded if stated is None else stated
 
     def _is_under(self, call_id: str, agent_id: str | None) -> bool:
         """Whether a call belongs to an agent or to one below it."""

@@ -328,11 +328,10 @@ class _Part:
         )
 
     def rewards(self, spec: Spec) -> list[RewardEntry]:
-        wanted = spec.rewards
         return [
             self._one_reward(reward, spec.weight_of(reward))
             for reward in self._graph.rewards.values()
-            if wanted is None or reward.name in wanted
+            if spec.carries(reward)
         ]
 
     def _one_reward(self, reward: Reward, weight: float | None) -> RewardEntry:

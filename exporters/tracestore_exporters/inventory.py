@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracestore.graph.model import Graph
+from tracestore.wire.reward import Reward
 from tracestore_exporters.masks import episode_reason, is_in_time, split_of
 from tracestore_exporters.spec import AUXILIARY, Spec
 
@@ -20,6 +21,7 @@ LISTED = 10
 
 _UNITS = {
     "rewards": "episode",
+    "scorers": "episode",
     "policies": "call",
     "policy_versions": "call",
     "models": "call",
@@ -39,6 +41,10 @@ class Inventory:
 
     rewards: Counter[str] = field(default_factory=Counter)
     """Episodes by the names of their rewards, whatever of them is rewarded."""
+    scorers: Counter[str] = field(default_factory=Counter)
+    """Episodes by name, scorer and version of their rewards, of names for which the spec asks for them."""
+    carried: Counter[str] = field(default_factory=Counter)
+    """Episodes by the names of those of their rewards that the spec carries."""
     policies: Counter[str] = field(default_factory=Counter)
     """Calls, as for all of their kind."""
     policy_versions: Counter[int] = field(default_factory=Counter)
@@ -62,7 +68,7 @@ class Inventory:
     """Of these, by reward of the spec: those without it."""
 
     def __iadd__(self, other: Inventory) -> Inventory:
-        for name in (*_UNITS, "lacking"):
+        for name in (*_UNITS, "carried", "lacking"):
             getattr(self, name).update(getattr(other, name))
         for name in ("episodes", "without_status", "in_time", "dated", "may_train"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -79,12 +85,34 @@ def inventory(graphs: Iterable[Graph], spec: Spec, *, is_closed: bool) -> Invent
         _add_episode(found, graph, spec)
         _add_calls(found, graph)
         found.roles.update(agent.role for agent in graph.agents.values() if agent.role is not None)
-        rewarded = {reward.name for reward in graph.rewards.values()}
-        found.rewards.update(rewarded)
+        found.rewards.update({reward.name for reward in graph.rewards.values()})
+        found.scorers.update(
+            {_by(reward) for reward in graph.rewards.values() if _is_chosen(reward.name, spec)}
+        )
+        carried = {reward.name for reward in graph.rewards.values() if spec.carries(reward)}
+        found.carried.update(carried)
         if is_closed and episode_reason(graph, spec) is None:
             found.may_train += 1
-            found.lacking.update(name for name in spec.rewards or () if name not in rewarded)
+            found.lacking.update(name for name in spec.rewards or () if name not in carried)
     return found
+
+
+def _is_chosen(name: str, spec: Spec) -> bool:
+    """Whether a spec says whose rewards of a name it carries."""
+    choice = spec.choice_of(name)
+    return choice is not None and (choice.scorer, choice.version) != (None, None)
+
+
+def _by(reward: Reward) -> str:
+    return _spelled(reward.name, reward.scorer, reward.scorer_version)
+
+
+def _spelled(name: str, scorer: str | None, version: str | None) -> str:
+    """A kind of reward as it is told, and as it sorts."""
+    parts = [repr(name)]
+    parts += [] if scorer is None else [f"by {scorer!r}"]
+    parts += [] if version is None else [f"version {version!r}"]
+    return " ".join(parts)
 
 
 def _add_episode(found: Inventory, graph: Graph, spec: Spec) -> None:
@@ -135,9 +163,16 @@ def misses(there: Inventory, spec: Spec) -> Iterator[str]:
         if missing:
             yield _missing("rewards", missing, there.rewards)
         for name in spec.rewards:
-            if name not in missing and there.lacking[name]:
+            if name in missing:
+                continue
+            choice = spec.choice_of(name)
+            asked = repr(name) if choice is None else _spelled(name, choice.scorer, choice.version)
+            if name not in there.carried:
+                known = Counter({by: n for by, n in there.scorers.items() if by.startswith(repr(name))})
+                yield f"rewards: {asked} is not there; {_there('scorers', known)}"
+            elif there.lacking[name]:
                 number = f"{there.lacking[name]} of {_count(there.may_train, 'episode')}"
-                yield f"rewards: {number} have no {name!r}"
+                yield f"rewards: {number} have no {asked}"
     if "infra_error" in spec.statuses:
         yield "statuses: infra_error never trains, whatever a spec says"
     for field_name in _STATED:
@@ -186,7 +221,8 @@ def _there(field_name: str, there: Mapping[Any, int]) -> str:
         return "there are none"
     ordered = sorted(there.items(), key=lambda item: (-item[1], item[0]))
     unit = _UNITS[field_name]
-    return f"there are {_listed([f'{name!r} ({_count(number, unit)})' for name, number in ordered])}"
+    spelled = str if field_name == "scorers" else repr
+    return f"there are {_listed([f'{spelled(name)} ({_count(number, unit)})' for name, number in ordered])}"
 
 
 def _listed(names: Sequence[str]) -> str:

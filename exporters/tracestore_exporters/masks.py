@@ -325,7 +325,7 @@ def _worths(
     for reward in graph.rewards.values():
         target = reward.target
         is_of_set = target.finest == "candidate" and target.candidate_set_id == candidates.id
-        if is_of_set and (spec.rewards is None or reward.name in spec.rewards):
+        if is_of_set and spec.carries(reward):
             term = counted(reward.value, spec.weight_of(reward))
             terms[target.member] += [] if term is None else [term]
     return [

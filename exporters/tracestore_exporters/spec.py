@@ -57,6 +57,21 @@ class Validation(_Frozen):
         return int.from_bytes(digest[:8], "big") < self.share * 2**64
 
 
+class RewardChoice(_Frozen):
+    """Of the rewards of one name those to carry."""
+
+    weight: float | None = None
+    """In the composed reward; None: as recorded."""
+    scorer: str | None = None
+    """Only rewards by it; None: by any, or by none that is named."""
+    version: str | None = None
+    """Only rewards by this version of their scorer; None: any, or none that is named."""
+
+    def holds(self, reward: Reward) -> bool:
+        """Whether a reward of the name is carried."""
+        return self.scorer in (None, reward.scorer) and self.version in (None, reward.scorer_version)
+
+
 class Spec(_Frozen):
     """What is trained, and how it is cut into files. Two equal specs on one snapshot give equal bytes."""
 
@@ -107,9 +122,9 @@ class Spec(_Frozen):
     keep_recorded: bool = False
     """With `render`: whether episodes with recorded ids train beside the rendered ones. They are left out
     otherwise, since nothing says that they are of the same tokenizer."""
-    rewards: dict[str, float | None] | None = None
-    """Names of the rewards to carry, each with its weight in the composed reward (null: as recorded); None:
-    all, as recorded. A list of names is all of these as recorded."""
+    rewards: dict[str, float | RewardChoice | None] | None = None
+    """Names of the rewards to carry, each with its weight in the composed reward (null: as recorded), or with
+    whose scorer's they are; None: all, as recorded. A list of names is all of these as recorded."""
     redaction: tuple[Rule, ...] | None = None
     """Rules that take text out of what is written, those of the store (`tracestore.store.rules`). A
     completion whose ids, or those before it, spell what they name is in no shard."""
@@ -172,10 +187,24 @@ class Spec(_Frozen):
         """Whether the rejected members of a set with this treatment do not train."""
         return treatment == "exclude" or (self.objective == "sft" and treatment != "shared")
 
+    def choice_of(self, name: str) -> RewardChoice | None:
+        """Which rewards of a name are carried, and their weight; None: none is."""
+        if self.rewards is None:
+            return RewardChoice()
+        if name not in self.rewards:
+            return None
+        stated = self.rewards[name]
+        return stated if isinstance(stated, RewardChoice) else RewardChoice(weight=stated)
+
+    def carries(self, reward: Reward) -> bool:
+        """Whether a reward stands in the shards."""
+        choice = self.choice_of(reward.name)
+        return choice is not None and choice.holds(reward)
+
     def weight_of(self, reward: Reward) -> float | None:
         """Of a reward that is carried: the spec's, else the recorded one; None: unknown."""
-        stated = None if self.rewards is None else self.rewards[reward.name]
-        return reward.weight if stated is None else stated
+        choice = self.choice_of(reward.name)
+        return reward.weight if choice is None or choice.weight is None else choice.weight
 
     @property
     def oldest_version(self) -> int | None:

@@ -47,6 +47,28 @@ def test_episodes_that_lack_a_reward_of_the_spec_are_counted(tmp_path: Path) -> 
     assert said == ("rewards: 2 of 3 episodes have no 'score'",)
 
 
+def test_a_scorer_or_version_that_nothing_has_is_named_with_those_there_are(tmp_path: Path) -> None:
+    rewards = [
+        make.reward("r1", 1.0, name="score", episode="e1", scorer="m:f", scorer_version="1"),
+        make.reward("r2", 1.0, name="score", episode="e2", scorer="m:f", scorer_version="1"),
+        make.reward("r3", 1.0, name="score", episode="e2"),
+        make.reward("r4", 1.0, name="len", episode="e2", scorer="m:g"),
+    ]
+    events = [*episode("e1"), *episode("e2"), *rewards]
+    there = "there are 'score' by 'm:f' version '1' (2 episodes), 'score' (1 episode)"
+    asked = {"scorer": "m:f", "version": "2"}
+    said = notes(tmp_path / "a", *events, rewards={"score": asked, "len": 1.0})
+    assert said == (
+        f"rewards: 'score' by 'm:f' version '2' is not there; {there}",
+        "rewards: 1 of 2 episodes have no 'len'",
+    )
+    (said_of_scorer,) = notes(tmp_path / "b", *events, rewards={"score": {"scorer": "m:h"}})
+    assert said_of_scorer == f"rewards: 'score' by 'm:h' is not there; {there}"
+    assert notes(tmp_path / "c", *events, rewards={"score": {"version": "1"}}) == ()
+    (lacking,) = notes(tmp_path / "d", *events, rewards={"len": {"scorer": "m:g"}})
+    assert lacking == "rewards: 1 of 2 episodes have no 'len' by 'm:g'"
+
+
 def test_rewards_that_every_episode_has_are_no_news(tmp_path: Path) -> None:
     assert (
         notes(tmp_path, *episode("e"), make.reward("r", 1.0, name="score", episode="e"), rewards=["score"])
