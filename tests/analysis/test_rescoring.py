@@ -131,7 +131,12 @@ def test_a_scorer_that_fails_says_where() -> None:
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 def test_what_nothing_scores_yet_may_get_its_first_reward_with_any_weight(weight: float) -> None:
     ungraded = build(EVENTS[:-1])
-    targets = [{}, {"agent_id": "main"}, {"call_id": "c0"}, {"candidate_set_id": "s", "member": 0}]
+    targets: list[dict[str, Any]] = [
+        {},
+        {"agent_id": "main"},
+        {"call_id": "c0"},
+        {"candidate_set_id": "s", "member": 0},
+    ]
     found = given([Score(1.0, **target) for target in targets], weight=weight, graph=ungraded)
     assert [one.target.finest for one in found] == ["episode", "agent", "call", "candidate"]
     again = build([*EVENTS[:-1], *found])
