@@ -12,7 +12,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -68,11 +68,18 @@ class Child:
     def hear(self, deadline: float) -> dict[str, Any] | None:
         """Its next line; None where it has ended. At the deadline, by `time.monotonic`, it is killed."""
         assert self._process.stdout is not None
-        killer = Timer(max(deadline - monotonic(), 0.0), self._process.kill)
+        is_late = Event()
+
+        def kill() -> None:
+            is_late.set()
+            self._process.kill()
+
+        killer = Timer(max(deadline - monotonic(), 0.0), kill)
         killer.start()
         line = self._process.stdout.readline()
         killer.cancel()
-        if not line.endswith("\n"):
+        killer.join()  # a line that comes while it is killed comes too late
+        if is_late.is_set() or not line.endswith("\n"):
             return None
         said: dict[str, Any] = json.loads(line)
         return said
