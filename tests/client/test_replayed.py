@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.proxy.scripted import Running, running_proxy
+from tests.api.proxy.scripted import Running, Said, running_proxy, scripted_upstream
 from tests.databases import empty_store
 from tracestore.client import (
     Client,
@@ -184,6 +184,33 @@ def test_a_tool_that_asked_answers_by_what_it_was_told(server: Running) -> None:
         with tool_use("call_2"), pytest.raises(NotReplayed) as missed:
             ask("who?")
     assert missed.value.values["difference"]["path"] == "tool_call_id"
+
+
+@pytest.mark.parametrize(
+    ("configured", "given", "sent"),
+    [
+        ("{}", None, "Bearer ts_env"),
+        ("{}/", None, "Bearer ts_env"),
+        (None, None, None),
+        ("http://127.0.0.1:1", None, None),
+        ("http://127.0.0.1:1", "ts_own", "Bearer ts_own"),
+        ("{}", "ts_own", "Bearer ts_own"),
+    ],
+)
+def test_the_key_of_the_environment_goes_to_its_own_server_alone(
+    configured: str | None, given: str | None, sent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACESTORE_API_KEY", "ts_env")
+    with scripted_upstream() as other:
+        if configured is None:
+            monkeypatch.delenv("TRACESTORE_URL", raising=False)
+        else:
+            monkeypatch.setenv("TRACESTORE_URL", configured.format(other.url))
+        other.says(Said(b'{"result": 6, "status": "ok", "error": null}'))
+        with replayed_tools(f"{other.url}/replay/episode=e", api_key=given):
+            assert roll(6) == 6
+    [seen] = other.seen
+    assert (seen.header("authorization"), RAN) == (sent, [])
 
 
 def test_nobody_there_is_no_miss(server: Running, tmp_path: Path) -> None:

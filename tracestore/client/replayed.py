@@ -22,11 +22,13 @@ from typing import Any
 
 from tracestore.client.errors import ClientError, NotReplayed, RecordedToolError, RequestRefused, ServerAway
 from tracestore.client.server import checked_url
-from tracestore.client.settings import Settings
+from tracestore.client.settings import DEFAULT_URL, Settings
 
 _CURRENT: ContextVar[ToolReplay | None] = ContextVar("tracestore_tool_replay", default=None)
 _NOT_VALUES = frozenset({"type", "title", "status", "detail", "hint"})
 """Members of a problem that are no facts of ours."""
+_PORTS = {"http": 80, "https": 443}
+"""Where a URL names none."""
 
 
 class ToolReplay:
@@ -37,7 +39,8 @@ class ToolReplay:
         run: name of this run of the harness; each has its own places.
         agent: id or name of the agent whose tools run; without it equal runs of several agents go by
             arrival, where they do not say their tool_call_id.
-        api_key: as of `Client`, as is `project`.
+        api_key: as of `Client`, as is `project`; that of the environment goes to the server that
+            $TRACESTORE_URL names alone, for it is of no use to another one.
         timeout_s: for one request.
     """
 
@@ -51,8 +54,10 @@ class ToolReplay:
         project: str | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        settings = Settings.read(url=None, api_key=api_key, project=project, spool_dir=None)
         parts = checked_url(url)
+        settings = Settings.read(
+            url=None, api_key=api_key, project=project, spool_dir=None, environ=_environ_for(parts)
+        )
         self.url = url
         self._address = (parts.scheme == "https", parts.hostname, parts.port, timeout_s)
         self._path = f"{parts.path.rstrip('/')}/tools/call"
@@ -101,6 +106,22 @@ class ToolReplay:
         if not isinstance(told, dict) or (response.status == 200 and "status" not in told):
             raise RequestRefused(http_status=response.status, hint=f"{self.url} is no replay of tracestore")
         return response.status, told
+
+
+def _environ_for(replay: Any) -> dict[str, str]:
+    """The environment, without the API key where the replay is at another server than the key is for.
+
+    Args:
+        replay: the parts of its URL.
+    """
+    environ = dict(os.environ)
+    if _origin(checked_url(environ.get("TRACESTORE_URL") or DEFAULT_URL)) != _origin(replay):
+        environ.pop("TRACESTORE_API_KEY", None)
+    return environ
+
+
+def _origin(parts: Any) -> tuple[str, str, int]:
+    return parts.scheme, parts.hostname, parts.port or _PORTS[parts.scheme]
 
 
 @contextmanager
