@@ -122,11 +122,41 @@ def test_a_changed_argument_is_told_with_the_nearest_run_and_its_byte() -> None:
         "asked": "/work/größer",
     }
     with pytest.raises(NotRecorded) as missed:
-        of_two.answer(run("run", {"path": "/etc/passwd"}, "t7"))
+        of_two.answer(run("run", {"path": "/etc/passwd"}, "t1"))
     assert missed.value.values["difference"]["path"] == "tool_call_id"
     with pytest.raises(NotRecorded, match="no such tool was recorded") as missed:
         of_two.answer(run("fly"))
     assert missed.value.values["recorded_tools"] == ["run"]
+
+
+def test_under_ids_that_were_never_recorded_runs_go_in_order_as_if_they_had_none() -> None:
+    of_three = tape(
+        call("c0", agent="e/a"),
+        ran(0, "one", tool_call_id="call_1"),
+        ran(1, "two", tool_call_id="call_2"),
+        ran(2, "other", tool_call_id="call_3", arguments='{"n": 1}'),
+    )
+    assert told(of_three, run("run", {}, "call_8")) == "one"
+    assert told(of_three, run("run", {}, "call_9")) == "two"
+    with pytest.raises(NotRecorded, match="all its recorded results were given"):
+        of_three.answer(run("run", {}, "call_7"))
+    # An id that was recorded is that use and no other.
+    assert told(of_three, run("run", {}, "call_2"), run="again") == "two"
+    assert told(of_three, run("run", {}, "call_9"), run="again") == "one"
+    with pytest.raises(NotRecorded) as missed:
+        of_three.answer(run("run", {}, "call_3"), run="again")
+    assert missed.value.values["difference"]["path"] == "tool_call_id"
+
+
+def test_tools_are_let_go_and_read_again_while_runs_stand_where_they_stood() -> None:
+    of_two = tape(call("c0", agent="e/a"), ran(0, "one"), ran(1, "two"))
+    # run, {} as recorded and as compared, "one" or "two" with its quotes: 3 + 2 + 2 + 5 = 12 bytes each
+    assert of_two.num_bytes == 24
+    assert told(of_two, run()) == "one"
+    again = of_two.without_calls()
+    assert (again.tools, again.num_bytes) == ((), 0)
+    again.refresh(of_two.tools)
+    assert told(again, run()) == "two"
 
 
 def test_what_the_user_answered_meanwhile_is_part_of_the_key() -> None:

@@ -1,9 +1,10 @@
 """Recorded tool calls -> which of them answers a tool that would run again.
 
 A tool's name, its arguments by value, and what the user has told it meanwhile (`input_responses`, of a tool
-that asks and is called again) must be equal; where the model's own id of the use is given, that too. Equal
-ones are told apart by how often they came, as calls of models are: in the order of the calls that asked for
-them, those of one answer in the order in which it names them.
+that asks and is called again) must be equal; where the model's own id of the use is given, that too, unless
+no use was recorded under it: a model that samples again draws ids anew. Equal ones are told apart by how
+often they came, as calls of models are: in the order of the calls that asked for them, those of one answer
+in the order in which it names them.
 
 What came back is what the recorded tool call says. Where none was recorded, it is what the next call of the
 same agent was shown under that id.
@@ -16,7 +17,7 @@ import re
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -131,6 +132,13 @@ class RecordedTool:
             canonical_responses(_said(self.run, "input_responses")),
         )
 
+    @property
+    def num_bytes(self) -> int:
+        """Of its texts."""
+        run = self.run
+        texts = (run.name, run.arguments, run.result, run.error, run.meta)
+        return len(self.asked.arguments) + sum(len(text) for text in texts if text is not None)
+
     def outcome(self) -> dict[str, Any]:
         """What came back: `result` (a span, or None where it failed), `status`, `error`, `exit_status`.
 
@@ -195,6 +203,9 @@ class ToolTape:
         self._by_key: dict[tuple[str, bytes, bytes | None], list[RecordedTool]] = defaultdict(list)
         for one in self.tools:
             self._by_key[one.asked.key].append(one)
+        self._use_ids = {one.run.tool_call_id for one in self.tools}
+        self.num_bytes = sum(one.num_bytes for one in self.tools)
+        """Of what was recorded of them."""
 
     @property
     def names(self) -> list[str]:
@@ -210,6 +221,8 @@ class ToolTape:
         """
         with self._lock:
             place = self._run(run)
+            if asked.tool_call_id not in self._use_ids:
+                asked = replace(asked, tool_call_id=None)
             try:
                 found = self._next(place, asked, agent)
                 place.used.add(found.id)
@@ -236,6 +249,12 @@ class ToolTape:
         known = tuple(tools)
         with self._lock:
             self._take(known)
+
+    def without_calls(self) -> ToolTape:
+        """How far the runs have come, for a tape that is read again when it is asked."""
+        found = ToolTape(())
+        found._runs, found._lock = self._runs, self._lock
+        return found
 
     def status(self, run: str = "") -> dict[str, Any]:
         """How many tool calls there are, how many of them a run was given, and what it missed."""
