@@ -322,7 +322,7 @@ class Replay:
         facts: dict[str, Any] = {"episodes": list(episodes), "run": run, "calls": len(tape.calls)}
         facts |= {"answered": len(tape.calls) - len(unasked), "unasked": unasked[:_TOLD]}
         facts |= {"num_unasked": len(unasked), "missed": tape.missed(run)}
-        facts |= {"tools": self._tools.status(project, episodes, run)}
+        facts |= {"tools": await to_thread.run_sync(self._tools.status, project, episodes, run)}
         return StrictJSON(facts | _fork_facts(fork))
 
     async def _rewind(self, request: Request) -> Response:

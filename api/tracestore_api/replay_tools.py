@@ -11,10 +11,11 @@ same tools over MCP are in `replay_mcp`.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from tracestore.replay.answers import encoded
 from tracestore.replay.definitions import ToolDefinition, tool_definitions
 from tracestore.replay.tape import NotRecorded, NotReplayable
 from tracestore.replay.tools import AskedTool, ToolTape, asked_tool, recorded_tools
+from tracestore.store.changes import are_untouched
 from tracestore.store.store import Store
 from tracestore.wire.base import Raw
 from tracestore_api.body import Admission, coding_of, decompress, read_body
@@ -40,12 +42,19 @@ from tracestore_api.replay_mcp import serve_mcp, server_named
 
 _CALL = "/tools/call"
 _FIELDS = frozenset({"name", "arguments", "tool_call_id", "input_responses"})
-_TAPES = 16
-"""Sets of episodes whose tools are held in memory."""
+_TAPES = 10_000
+"""Sets of episodes of which it is known how far their runs have come."""
+_MAX_BYTES = 2**28
+"""Of recorded tool calls, and of the requests that define tools, that are held in memory."""
 _FRESH_S = 1.0
 """For how long what was read is taken to be what there is."""
+_NOT_READ = -1
+"""Snapshot of a tape whose tool calls were let go."""
+_LOCKS = 64
 
 _Episodes = tuple[str, ...]
+_Key = tuple[str, _Episodes]
+"""A project, and some of its episodes."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,12 @@ class _Held:
     """Of their calls, which define tools."""
     snapshot: int
     looked_at: float
+    num_bytes: int
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it may answer without another look."""
+        return time.monotonic() - self.looked_at < _FRESH_S
 
 
 class Tools:
@@ -66,10 +81,11 @@ class Tools:
         self._store = store
         self._admission = admission
         self._max_body_bytes = max_body_bytes
-        self._tapes: Recent[tuple[str, _Episodes], _Held] = Recent(_TAPES)
+        self._tapes: Recent[_Key, _Held] = Recent(_TAPES)
         self._lock = threading.Lock()
         """Of `_tapes`."""
-        self._loading = threading.Lock()
+        self._loading = [threading.Lock() for _ in range(_LOCKS)]
+        """By hash of the key: while a long episode is read, others answer."""
 
     @staticmethod
     def are_at(path: str) -> bool:
@@ -125,8 +141,9 @@ class Tools:
 
     def status(self, project: str, episodes: _Episodes, run: str) -> dict[str, Any] | None:
         """How far a run has come; None: nobody has asked for a tool of these episodes."""
-        held = self._held((project, episodes))
-        return None if held is None else held.tape.status(run)
+        if self._held((project, episodes)) is None:
+            return None
+        return self._look(project, episodes).tape.status(run)
 
     def rewind(self, project: str, episodes: _Episodes, run: str) -> None:
         """Let a run begin again."""
@@ -137,23 +154,30 @@ class Tools:
     def _look(self, project: str, episodes: _Episodes) -> _Held:
         """What the store has now, or had a second ago."""
         key = (project, episodes)
-        with self._loading:  # two first requests find one tape, with one place in it
-            held, now = self._held(key), time.monotonic()
-            if held is None or now - held.looked_at >= _FRESH_S:
-                held = self._read(key, held, now)
-                with self._lock:
-                    self._tapes.put(key, held)
-            return held
+        held = self._held(key)
+        if held is None or not held.is_fresh:
+            with self._loading[hash(key) % _LOCKS]:  # two first requests find one tape, with one place in it
+                held = self._held(key)
+                if held is None or not held.is_fresh:
+                    held = self._read(key, held)
+                    with self._lock:
+                        self._tapes.put(key, held)
+                        self._make_room()
+        return held
 
-    def _held(self, key: tuple[str, _Episodes]) -> _Held | None:
+    def _held(self, key: _Key) -> _Held | None:
         with self._lock:
             return self._tapes.get(key)
 
-    def _read(self, key: tuple[str, _Episodes], held: _Held | None, now: float) -> _Held:
+    def _read(self, key: _Key, held: _Held | None) -> _Held:
         project, episodes = key
+        looked_at = time.monotonic()
         snapshot = self._store.snapshot(project)  # before the events: what comes between is read again
-        if held is not None and held.snapshot == snapshot:
-            return _Held(held.tape, held.requests, snapshot, now)
+        if held is not None and (
+            held.snapshot == snapshot
+            or are_untouched(self._store, *key, after=held.snapshot, snapshot=snapshot)
+        ):
+            return replace(held, snapshot=snapshot, looked_at=looked_at)
         events = [self._store.load(project, episode) for episode in episodes]
         tools = [one for some in events for one in recorded_tools(some)]
         if held is None:
@@ -162,7 +186,17 @@ class Tools:
             tape = held.tape
             tape.refresh(tools)
         requests = tuple(event.request for some in events for event in some if event.kind == "call")
-        return _Held(tape, requests, snapshot, now)
+        size = tape.num_bytes + sum(len(one) for one in requests if one is not None)
+        return _Held(tape, requests, snapshot, looked_at, size)
+
+    def _make_room(self) -> None:
+        """Let go of the tool calls that were asked for longest ago, not of how far their runs have come."""
+        size = 0
+        for place, (key, one) in enumerate(reversed(self._tapes.items())):
+            size += one.num_bytes
+            if place > 0 and size > _MAX_BYTES and one.num_bytes:
+                let_go = _Held(one.tape.without_calls(), (), _NOT_READ, looked_at=-math.inf, num_bytes=0)
+                self._tapes.replace(key, let_go)
 
 
 def _definitions(held: _Held) -> list[ToolDefinition]:

@@ -14,26 +14,40 @@ from mcp.shared.exceptions import MCPError
 from tests.api.proxy.scripted import Running
 from tests.factories import agent, call, episode, posted, raw, tool_call
 from tracestore.wire.base import Raw
+from tracestore.wire.events import AnyEvent
 from tracestore_api import replay_tools
 
 
-def record(proxy: Running, *results: Any) -> None:
+def record(proxy: Running, *results: Any, id: str = "e") -> None:  # noqa: A002
+    prefix = "" if id == "e" else f"{id}/"
     runs = [
         tool_call(
-            f"x{place}",
+            f"{prefix}x{place}",
+            f"{prefix}c0",
+            episode=id,
             arguments='{"n": 1}',
             tool_call_id=f"t{place}",
             result=result if isinstance(result, Raw) else raw(result),
         )
         for place, result in enumerate(results)
     ]
-    events = [episode(), agent("e/main"), call("c0", agent="e/main"), *runs]
+    named = f"{id}/main"
+    events = [
+        episode(id),
+        agent(named, episode=id),
+        call(f"{prefix}c0", episode=id, agent=named),
+        *runs,
+    ]
+    ingested(proxy, *events)
+
+
+def ingested(proxy: Running, *events: AnyEvent) -> None:
     for item in proxy.store.ingest("default", [posted(event) for event in events]):
         assert item.status == "stored", item
 
 
-def asking(proxy: Running, *segments: str) -> str:
-    return "/".join((proxy.url.removesuffix("/proxy"), "replay", "episode=e", *segments, "tools/call"))
+def asking(proxy: Running, *segments: str, id: str = "e") -> str:  # noqa: A002
+    return "/".join((proxy.url.removesuffix("/proxy"), "replay", f"episode={id}", *segments, "tools/call"))
 
 
 def asking_mcp(proxy: Running) -> str:
@@ -60,6 +74,45 @@ def test_equal_runs_get_their_results_in_order_and_the_status_counts_them(proxy:
     assert (told["calls"], told["answered"], [one["tool"] for one in told["missed"]]) == (2, 2, ["run"])
     assert httpx.delete(status, params={"episode": "e"}).status_code == 204
     assert httpx.post(asking(proxy), json=RUN).json()["tool_call"] == "x0"
+
+
+@pytest.mark.parametrize("max_bytes", [replay_tools._MAX_BYTES, 1], ids=["in memory", "read again"])
+def test_results_come_in_order_however_many_episodes_are_asked_in_turn(
+    max_bytes: int, proxy: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_tools, "_MAX_BYTES", max_bytes)
+    ids = [f"e{number}" for number in range(20)]
+    for one in ids:
+        record(proxy, f"{one}: first", f"{one}: second", id=one)
+    with httpx.Client() as plain:
+        told = [
+            [plain.post(asking(proxy, id=one), json=RUN).json()["result"] for one in ids] for _ in range(2)
+        ]
+        status = plain.get(proxy.url.replace("/proxy", "/replay"), params={"episode": "e0"}).json()["tools"]
+    assert told == [[f"{one}: {which}" for one in ids] for which in ("first", "second")]
+    assert (status["calls"], status["answered"]) == (2, 2)
+
+
+def test_tools_are_read_again_where_their_episode_was_touched_and_only_there(
+    proxy: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_tools, "_FRESH_S", 0.0)
+    record(proxy, "first")
+    read: list[str] = []
+    load = proxy.store.load
+
+    def loading(project: str, episode_id: str, **more: Any) -> Any:
+        read.append(episode_id)
+        return load(project, episode_id, **more)
+
+    monkeypatch.setattr(proxy.store, "load", loading)
+    assert httpx.post(asking(proxy), json=RUN).json()["result"] == "first"
+    record(proxy, "of another", id="other")
+    assert httpx.post(asking(proxy, "run=2"), json=RUN).json()["result"] == "first"
+    assert read == ["e"]
+    ingested(proxy, tool_call("x1", arguments='{"n": 1}', tool_call_id="t1", result=raw("second")))
+    assert httpx.post(asking(proxy), json=RUN).json()["result"] == "second"
+    assert read == ["e", "e"]
 
 
 def test_the_official_mcp_client_reads_them_over_http(
