@@ -7,11 +7,15 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.api.proxy import dialects as d
-from tests.api.proxy.scripted import Said, scripted_upstream
+from tests.api.proxy.scripted import Said, Upstream, running_proxy, scripted_upstream
+from tests.databases import empty_store
+from tests.factories import call, compaction, raw, tool_call
 from tests.replay.conversations import events_of
 from tracestore.ids import new_id
 from tracestore.testing import replayed
@@ -19,6 +23,8 @@ from tracestore.testing.plugin import MODES
 from tracestore.testing.replayed import Server, TraceUnusable, path_of, recording, trace_lines
 from tracestore.wire.decode import decode_event
 from tracestore.wire.events import AnyEvent
+from tracestore.wire.reward import Reward, RewardTarget
+from tracestore_migrations import open_store
 
 pytest_plugins = ["pytester"]
 
@@ -179,6 +185,51 @@ def test_recorded_again_the_lines_are_the_same_and_one_changed_word_changes_one_
     found = [decode_event(line) for line in first]
     assert [one.id for one in found] == ["e/main/0", "e/main/1", "e/main/2"]
     assert [one.request for one in found] == [one.request for one in recorded("a", "b", "c")]  # type: ignore[union-attr]
+
+
+def proxied(path: Path, upstream: Upstream) -> list[bytes]:
+    """A request for two answers, and one that goes on with the first of them, through the recording proxy."""
+    asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    said = [{"role": "assistant", "content": "one"}, {"role": "user", "content": "b"}]
+    store = open_store(empty_store(path))
+    with store, running_proxy(store, upstream.url) as proxy:
+        upstream.says(Said(d.chat("one", "two")), Said(d.chat("three")))
+        url = f"{proxy.url}/episode=e/v1/chat/completions"
+        httpx.post(url, json=asked | {"n": 2}).raise_for_status()
+        proxy.settle()
+        httpx.post(url, json=asked | {"messages": asked["messages"] + said}).raise_for_status()
+        proxy.settle()
+        return list(trace_lines(store.load("default", "e")))
+
+
+def test_candidates_and_what_continues_them_name_events_of_the_file(tmp_path: Path) -> None:
+    with scripted_upstream() as upstream:
+        first, again = (proxied(tmp_path / f"{name}.db", upstream) for name in "ab")
+    assert first == again
+    found = [json.loads(line) for line in first]
+    [candidates] = [one for one in found if one["kind"] == "candidate_set"]
+    assert candidates["id"] == "e/main/0/candidates"
+    assert candidates["members"] == [{"call_id": "e/main/0", "completion": place} for place in range(2)]
+    goes_on = next(one for one in found if one["id"] == "e/main/1")
+    assert goes_on["parent_call_id"] == "e/main/0"
+    assert goes_on["meta"]["proxy"]["inferred"]["prefix"]["call_id"] == "e/main/0"
+
+
+def test_ids_in_targets_and_lists_are_counted_too() -> None:
+    made, other = new_id(), new_id()
+    events: list[AnyEvent] = [
+        call(made),
+        call(other),
+        Reward(id="r", target=RewardTarget(episode_id="e", call_id=made), name="score", value=1.0),
+        compaction(replaced_call_ids=(made, "mine"), kept_call_ids=(other,), before_call_id=made),
+        tool_call("x", made, tool_call_id=other, meta=raw({"of": f"{other}/0"})),
+    ]
+    _, _, scored, edited, ran = [json.loads(line) for line in trace_lines(events)]
+    assert scored["target"] == {"episode_id": "e", "call_id": "main/0"}
+    assert (edited["replaced_call_ids"], edited["kept_call_ids"]) == (["main/0", "mine"], ["main/1"])
+    assert edited["before_call_id"] == "main/0"
+    # The model's own id is the model's, whatever it looks like.
+    assert (ran["call_id"], ran["tool_call_id"], ran["meta"]) == ("main/0", other, {"of": "main/1/0"})
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args, get_type_hints
 from urllib.parse import quote, urlencode
+
+from pydantic import BaseModel
 
 from tracestore.cli.serving import serving
 from tracestore.client import replayed_tools
@@ -27,14 +30,14 @@ from tracestore.errors import TracestoreError
 from tracestore.graph.spans import members
 from tracestore.replay.missed import missed_lines
 from tracestore.store.store import Store
+from tracestore.wire.base import Id, Raw
 from tracestore.wire.encode import encode
 from tracestore.wire.events import AnyEvent
 
 PROJECT = "default"
 _MADE = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MADE_IN = re.compile(_MADE.pattern.encode("ascii"))
 _TIMES = frozenset({"at", "started_at", "ended_at", "first_token_at"})
-_NOT_OURS = frozenset({"tool_call_id", "spawned_by_tool_call_id", "provider_id"})
-"""Ids of models and providers."""
 _UNSAFE = re.compile(r"[^\w.\[\]-]")
 _MAX_NAME = 100
 
@@ -235,11 +238,8 @@ def trace_lines(events: Sequence[AnyEvent]) -> Iterator[bytes]:
     """Each event on a line of its own, without times, with counted ids in place of made ones."""
     names = _counted(events)
     for event in events:
-        text = encode(event)
+        text = encode(_renamed(event, names))
         fields = {name: text[start:end] for name, (start, end) in members(text).items() if name not in _TIMES}
-        for name in fields:
-            if name not in _NOT_OURS and (name == "id" or name.endswith("_id")):
-                fields[name] = json.dumps(_renamed(json.loads(fields[name]), names)).encode("ascii")
         parts = (json.dumps(name).encode("ascii") + b": " + value for name, value in fields.items())
         # Line breaks in JSON stand between its parts, never in a text.
         yield b"{" + b", ".join(parts).replace(b"\r", b" ").replace(b"\n", b" ") + b"}"
@@ -250,15 +250,53 @@ def _counted(events: Sequence[AnyEvent]) -> dict[str, str]:
     found: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for event in events:
-        if event.kind == "call" and _MADE.fullmatch(event.id):
+        if event.kind == "call" and event.id not in found and _MADE.fullmatch(event.id):
             found[event.id] = f"{event.agent_id}/{counts[event.agent_id]}"
             counts[event.agent_id] += 1
     return found
 
 
-def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """An id, or one that begins with another."""
+def _renamed(model: BaseModel, names: Mapping[str, str]) -> Any:
+    """A model with other ids, also in its parts and in what the proxy says of how it found a call's place."""
+    more = {}
+    for name in _naming(type(model)) & model.model_fields_set:
+        value = getattr(model, name)
+        renamed = _renamed_value(value, names)
+        if renamed != value:
+            more[name] = renamed
+    return model.model_copy(update=more) if more else model
+
+
+def _renamed_value(value: Any, names: Mapping[str, str]) -> Any:
+    """An id, or one that begins with another; a part of an event; several of either."""
+    if isinstance(value, tuple):
+        return tuple(_renamed_value(one, names) for one in value)
+    if isinstance(value, BaseModel):
+        return _renamed(value, names)
+    if isinstance(value, Raw):
+        return Raw(_MADE_IN.sub(lambda found: _escaped(names, found[0]), value))
     if not isinstance(value, str):
         return value
     first, slash, rest = value.partition("/")
     return names[first] + slash + rest if first in names else value
+
+
+def _escaped(names: Mapping[str, str], id_: bytes) -> bytes:
+    """The name of an id, as it stands in a JSON text."""
+    text = id_.decode("ascii")
+    return json.dumps(names.get(text, text))[1:-1].encode("ascii")
+
+
+@cache
+def _naming(model: type[BaseModel]) -> frozenset[str]:
+    """The fields in which ids of events stand, `meta` too; those of models and providers are no `Id`."""
+    hints = get_type_hints(model, include_extras=True)
+    return frozenset(name for name in model.model_fields if name == "meta" or _holds_ids(hints[name]))
+
+
+def _holds_ids(annotation: Any) -> bool:
+    if annotation == Id:
+        return True
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return bool(_naming(annotation))
+    return any(_holds_ids(one) for one in get_args(annotation))
