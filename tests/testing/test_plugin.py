@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 from tests.api.proxy import dialects as d
@@ -20,7 +22,7 @@ from tests.replay.conversations import events_of
 from tracestore.ids import new_id
 from tracestore.testing import replayed
 from tracestore.testing.plugin import MODES
-from tracestore.testing.replayed import Server, TraceUnusable, path_of, recording, trace_lines
+from tracestore.testing.replayed import Server, TraceUnusable, path_of, recording, replaying, trace_lines
 from tracestore.wire.decode import decode_event
 from tracestore.wire.events import AnyEvent
 from tracestore.wire.reward import Reward, RewardTarget
@@ -230,6 +232,23 @@ def test_ids_in_targets_and_lists_are_counted_too() -> None:
     assert edited["before_call_id"] == "main/0"
     # The model's own id is the model's, whatever it looks like.
     assert (ran["call_id"], ran["tool_call_id"], ran["meta"]) == ("main/0", other, {"of": "main/1/0"})
+
+
+def test_clients_without_a_key_find_a_replay_by_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b"".join(line + b"\n" for line in trace_lines(recorded("a"))))
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with Server(tmp_path) as server, replaying(path, server) as found:
+        for name, value in found.environ.items():
+            monkeypatch.setenv(name, value)
+        with openai.OpenAI() as client:
+            answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+        with anthropic.Anthropic() as other:
+            assert (str(other.base_url).rstrip("/"), other.api_key) == (found.url, "replay")
+    assert answer.choices[0].message.content == "ja\n  doch"
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ PROJECT = "default"
 _MADE = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MADE_IN = re.compile(_MADE.pattern.encode("ascii"))
 _TIMES = frozenset({"at", "started_at", "ended_at", "first_token_at"})
+_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 _UNSAFE = re.compile(r"[^\w.\[\]-]")
 _MAX_NAME = 100
 
@@ -75,8 +76,12 @@ class Replayed:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What clients read to find their server, for a harness in a process of its own."""
-        return {"OPENAI_BASE_URL": self.base_url, "ANTHROPIC_BASE_URL": self.anthropic_url}
+        """What clients read to find their server, for a harness in a process of its own.
+
+        While it is replayed with keys, which clients do not begin without; the model server's are not needed.
+        """
+        urls = {"OPENAI_BASE_URL": self.base_url, "ANTHROPIC_BASE_URL": self.anthropic_url}
+        return urls if self.is_recording else urls | dict.fromkeys(_KEYS, "replay")
 
     def tools(self) -> AbstractContextManager[object]:
         """In its block, functions under `@tool` give what the model was shown of them, and do not run.
