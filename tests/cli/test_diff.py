@@ -20,6 +20,11 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
             request = {"model": "m", "messages": [{"role": "user", "content": question}]}
             events = events_of("openai_chat", request, d.chat("Ich"), call_id=id_)
             store.ingest("default", [posted(event) for event in (episode("e"), *events)])
+        request = {"model": "m", "messages": [{"role": "user", "content": "Wie heißt sie?"}]}
+        events = events_of("openai_chat", request, d.chat("Ich"), call_id="c2")
+        names = {"episode_id": "other", "agent_id": "other/main"}
+        moved = [event.model_copy(update=names) for event in events]
+        store.ingest("default", [posted(event) for event in (episode("other"), *moved)])
         store.ingest("forked", [posted(event) for event in (*origin_events(), *fork_events())])
     return url
 
@@ -78,9 +83,26 @@ def test_two_branches_are_shown_where_they_part(database: str, capsys: pytest.Ca
 def test_two_episodes_show_the_first_messages_that_differ(
     database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["diff", "--db", database, "--project", "forked", "e", "f"]) == 1
+    assert main(["diff", "--db", database, "e", "other"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("request of c0 and d1: messages[1]")
+    assert lines[0].startswith("request of c0 and c2: messages[0].content, byte 11")
+    assert lines[-1] == "content: Wie heißt du?      | content: Wie heißt sie?"
+
+
+def test_a_fork_stands_beside_its_origin_from_where_it_leaves_it(
+    database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["diff", "--db", database, "--project", "forked"]
+    assert main([*words, "e", "f"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines[:-3] if line and not line.startswith(" ")] == [
+        "answer 0 of c1 and d1: content, byte 0",
+        "tokens of answer 0 of c1 and d1: [0]",
+        "calls of c2 and (no call): main[1]",
+    ]
+    assert lines[-1] == "content: b                  | content: B"
+    assert main([*words, "f", "e"]) == 1
+    assert capsys.readouterr().out.startswith("answer 0 of d1 and c1: content, byte 0\n")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.factories import answer, call
 from tests.replay.conversations import tape_calls
 from tests.replay.test_paths import fork_events, origin_events
 from tracestore.graph.build import build
-from tracestore.replay.compare import of_calls, of_episodes, of_paths
+from tracestore.replay.compare import from_parting, of_calls, of_episodes, of_paths
 from tracestore.replay.differences import Difference
 from tracestore.replay.paths import branch_path, context_path
 from tracestore.replay.tape import Recorded
@@ -56,6 +56,20 @@ def test_episodes_differ_agent_by_agent_in_the_order_in_which_each_asked() -> No
     assert [(one.what, one.calls) for one in found] == [("answer 0", ("c1", "c1")), ("calls", (None, "c2"))]
     assert found[1].difference == Difference("main[2]", None, "(nothing)", "c2")
     assert list(of_episodes(theirs, theirs)) == []
+
+
+def test_a_fork_is_beside_its_origin_from_the_call_after_the_one_it_names() -> None:
+    origin = calls_of(*(asked("a", str(place), id=f"c{place}", ordinal=place) for place in range(3)))
+    fork = calls_of(asked("a", "other", id="d"))
+    assert [one.call.id for one in from_parting(origin, fork, after="c0")] == ["c1", "c2"]
+    assert from_parting(origin, fork, after="c2") == []
+    assert from_parting(origin, [], after="c0") == []
+
+
+def test_where_a_fork_names_no_call_of_an_agent_it_leaves_it_at_the_one_most_like_its_first() -> None:
+    origin, fork = calls_of(*origin_events()), calls_of(*fork_events())
+    for after in (None, "of another agent"):
+        assert [one.call.id for one in from_parting(origin, fork, after=after)] == ["c1", "c2"]
 
 
 def test_branches_differ_in_their_first_message_and_token() -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tracestore.replay.sides import Row
     from tracestore.replay.tape import Recorded
     from tracestore.store.store import Store
+    from tracestore.wire.episode import Episode
+    from tracestore.wire.events import AnyEvent
 
 SHOWN = 20
 """Differences that are printed; `--json` holds all."""
@@ -117,14 +119,34 @@ def _operand(store: Store, project: str, word: str) -> Operand:
 
 
 def _differing(store: Store, project: str, one: Operand, other: Operand) -> Sequence[Differing]:
-    from tracestore.replay.compare import of_calls, of_episodes, of_paths
+    from tracestore.replay.compare import of_calls, of_paths
 
     if one.call_id is None:
-        return list(of_episodes(*(_calls(store, project, each) for each in (one, other))))
+        return _of_episodes(store, project, one, other)
     if one.completion is None and other.completion is None:
         return list(of_calls(*(_call(store, project, each) for each in (one, other))))
     paths = [_path(store.load_graph(project, each.episode_id), each) for each in (one, other)]
     return list(of_paths(*paths, names=(one.word, other.word)))
+
+
+def _of_episodes(store: Store, project: str, one: Operand, other: Operand) -> Sequence[Differing]:
+    """Where one is a fork of the other, the calls since they parted."""
+    from tracestore.replay.compare import from_parting, of_episodes
+    from tracestore.replay.tape import recorded_calls
+
+    events = [store.load(project, each.episode_id) for each in (one, other)]
+    mine, theirs = (list(recorded_calls(some)) for some in events)
+    if (fork := _fork_of(one.episode_id, events[1])) is not None:
+        mine = from_parting(mine, theirs, after=fork.forked_from_call_id)
+    elif (fork := _fork_of(other.episode_id, events[0])) is not None:
+        theirs = from_parting(theirs, mine, after=fork.forked_from_call_id)
+    return list(of_episodes(mine, theirs))
+
+
+def _fork_of(origin: str, events: Sequence[AnyEvent]) -> Episode | None:
+    """What says that they are of a fork of an episode."""
+    episodes = (one for one in events if one.kind == "episode")
+    return next((one for one in episodes if one.forked_from_episode_id == origin), None)
 
 
 def _calls(store: Store, project: str, operand: Operand) -> list[Recorded]:

@@ -10,7 +10,7 @@ from typing import Any
 from tracestore.graph.messages import preview
 from tracestore.replay.differences import ABSENT, Difference, first_difference, shared
 from tracestore.replay.paths import Path, parting
-from tracestore.replay.tape import Recorded, difference
+from tracestore.replay.tape import Recorded, Tape, difference
 from tracestore.wire.arrays import TokenIds
 from tracestore.wire.completion import CompletionFields
 
@@ -58,7 +58,8 @@ def of_calls(one: Recorded, other: Recorded) -> Iterator[Differing]:
 def of_episodes(one: Sequence[Recorded], other: Sequence[Recorded]) -> Iterator[Differing]:
     """In what two episodes differ: agent by agent, call by call in its order, as each agent asked.
 
-    Agents are the same that have the same id but for their episode's.
+    Agents are the same that have the same id but for their episode's. Of an origin beside a fork of it give
+    what `from_parting` gives.
     """
     mine, theirs = _by_agent(one), _by_agent(other)
     for agent in [*mine, *(agent for agent in theirs if agent not in mine)]:
@@ -71,6 +72,32 @@ def of_episodes(one: Sequence[Recorded], other: Sequence[Recorded]) -> Iterator[
                 yield Differing("calls", (ids[0], ids[1]), Difference(at, None, shown[0], shown[1]))
                 break
             yield from of_calls(left[place], right[place])
+
+
+def from_parting(
+    origin: Sequence[Recorded], fork: Sequence[Recorded], *, after: str | None
+) -> list[Recorded]:
+    """The calls of an origin beside which those of a fork stand: of each agent from where the fork leaves it.
+
+    A fork holds what was asked since it left its origin, and nothing of what was answered before, so the
+    calls of both are no pairs by their places. An agent that asked nothing in the fork has none.
+
+    Args:
+        after: the call of the origin that the fork names as its last one (`forked_from_call_id`). Agents
+            whose call it is not leave the origin at the call that is most like their first one in the fork.
+    """
+    theirs = _by_agent(fork)
+    found: list[Recorded] = []
+    for agent, calls in _by_agent(origin).items():
+        if agent not in theirs:
+            continue
+        start = next((place + 1 for place, one in enumerate(calls) if one.call.id == after), None)
+        if start is None:
+            tape = Tape(calls)
+            near = tape.nearest(theirs[agent][0].asked)
+            start = 0 if near is None else tape.position(near[0])
+        found += calls[start:]
+    return found
 
 
 def of_paths(one: Path, other: Path, *, names: tuple[str, str]) -> Iterator[Differing]:
