@@ -46,6 +46,7 @@ from tracestore.replay.live import Fork, Forks
 from tracestore.replay.modes import STRICT, Mode, mode_of
 from tracestore.replay.streams import stream_of
 from tracestore.replay.tape import (
+    Missing,
     NotRecorded,
     NotReplayable,
     Played,
@@ -191,7 +192,11 @@ class Replay:
             state_body(names, asked.asker)
             mode = self._mode_of(names, scope)
             if self._stated(names) == episodes and not mode.needs_model:
-                return self._answered(project, names, asked, scope, mode)
+                assert held is not None, "it knows the request"
+                found = held.tape.find(asked, **_who(names, scope))
+                if isinstance(found, Played):
+                    return self._sent(held.tape, found, asked, run=_run(names))
+                return await to_thread.run_sync(_missed, held.tape, found, _run(names))
         # Reading a recording takes time, as does finding the place of a fork in it, and a miss looks through
         # all of it: not on the loop.
         return await to_thread.run_sync(self._read_and_answered, project, names, dialect, text, scope)
@@ -214,33 +219,30 @@ class Replay:
         self, project: str, names: Names, asked: Asked, scope: Scope, mode: Mode
     ) -> Response | Passing:
         held = self._look(project, self._named(names))
-        tape, forks = held.tape, held.forks
-        run, agent = names.get("run") or "", names.get("agent") or names.get("agent-name")
-        retries = text_of(scope["headers"], "x-stainless-retry-count")
-        is_retry = retries is not None and retries.strip("0") != ""
-        request_id = text_of(scope["headers"], "idempotency-key")
+        tape, forks, who = held.tape, held.forks, _who(names, scope)
         try:
-            found = forks.answer(
-                tape,
-                asked,
-                mode,
-                run=run,
-                agent=agent,
-                is_retry=is_retry,
-                request_id=request_id,
-            )
-            if isinstance(found, Played):
-                return _response(found, asked, are_times_kept=self._are_times_kept)
+            found = forks.answer(tape, asked, mode, **who)
         except NotRecorded as error:
             return problem_response(problem_of(error), headers=_NO_RETRY)
+        if isinstance(found, Played):
+            if mode.name != "record-missing":
+                return self._sent(tape, found, asked, run=who["run"])
+            try:
+                return _response(found, asked, are_times_kept=self._are_times_kept)
+            except NotReplayable as error:
+                tape.miss(who["run"], error)
+            del who["is_retry"]
+            found = forks.instead(tape, asked, mode, found, **who)
+        assert self.forking is not None, "no mode that needs a model is let through without one"
+        return self.forking.passing(project, forks, found, asked=asked, mode=mode, run=_run(names))
+
+    def _sent(self, tape: Tape, played: Played, asked: Asked, *, run: str) -> Response:
+        """A recorded answer, or why it cannot be sent again."""
+        try:
+            return _response(played, asked, are_times_kept=self._are_times_kept)
         except NotReplayable as error:
             tape.miss(run, error)
-            if mode.name != "record-missing":
-                return problem_response(problem_of(error), headers=_NO_RETRY)
-            assert isinstance(found, Played), "what was not recorded is not sent again"
-            found = forks.instead(tape, asked, mode, found, run=run, agent=agent, request_id=request_id)
-        assert self.forking is not None, "no mode that needs a model is let through without one"
-        return self.forking.passing(project, forks, found, asked=asked, mode=mode, run=run)
+            return problem_response(problem_of(error), headers=_NO_RETRY)
 
     def _mode_of(self, names: Names, scope: Scope) -> Mode:
         mode = mode_of(names.get("mode"), names.number("live-after")) or self._mode
@@ -369,6 +371,25 @@ def _asked(dialect: Dialect, text: bytes) -> Asked:
     if body is None or not body.lstrip().startswith(b"{"):
         raise InvalidReplay(dialect=dialect, hint="the body of a request to a model is a JSON object")
     return Asked(dialect, body)
+
+
+def _run(names: Names) -> str:
+    return names.get("run") or ""
+
+
+def _who(names: Names, scope: Scope) -> dict[str, Any]:
+    """Who asks, and whether again: arguments of `Tape.answer`."""
+    retries = text_of(scope["headers"], "x-stainless-retry-count")
+    return {
+        "run": _run(names),
+        "agent": names.get("agent") or names.get("agent-name"),
+        "is_retry": retries is not None and retries.strip("0") != "",
+        "request_id": text_of(scope["headers"], "idempotency-key"),
+    }
+
+
+def _missed(tape: Tape, missing: Missing, run: str) -> Response:
+    return problem_response(problem_of(tape.told(missing, run=run)), headers=_NO_RETRY)
 
 
 def _response(played: Played, asked: Asked, *, are_times_kept: bool) -> Response:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.api.proxy import dialects as d
 from tests.replay.conversations import events_of, tape_calls
+from tracestore.replay import tape as tape_module
 from tracestore.replay.keys import Asked
 from tracestore.replay.live import Forks, Live, is_same_answer
 from tracestore.replay.modes import Mode, UnknownMode, mode_of
@@ -106,6 +109,30 @@ def test_a_run_does_not_branch_before_the_call_that_was_named(recording: Tape) -
     for place in range(3):
         assert answered(tape, forks, mode, *texts(AGENTS[place % 2], place // 2)) == f"c{place}"
     assert isinstance(answered(tape, forks, mode, "another question"), Live)
+
+
+def test_while_a_miss_is_looked_into_a_model_may_answer_others(
+    recording: Tape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tape, forks, mode = Tape(recording.calls), Forks("e"), Mode("record-missing")
+    is_looking, may_end, nearest = threading.Event(), threading.Event(), tape_module.nearest
+
+    def held_up(*args: Any) -> Any:
+        is_looking.set()
+        assert may_end.wait(10)
+        return nearest(*args)
+
+    monkeypatch.setattr(tape_module, "nearest", held_up)
+    with ThreadPoolExecutor() as threads:
+        missed = threads.submit(answered, tape, forks, mode, "another question")
+        try:
+            assert is_looking.wait(10)
+            other = threads.submit(answered, tape, forks, mode, *texts("main", 0), run="other")
+            assert other.result(timeout=10) == "c0"
+        finally:
+            may_end.set()
+        assert isinstance(missed.result(timeout=10), Live)
+    assert len(tape.missed()) == 1
 
 
 def test_what_comes_after_all_that_was_recorded_is_live_too(recording: Tape) -> None:

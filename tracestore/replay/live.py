@@ -19,7 +19,7 @@ from tracestore.graph.messages import answer_messages, messages_of, role_of
 from tracestore.ids import new_id
 from tracestore.replay.keys import Asked
 from tracestore.replay.modes import Mode
-from tracestore.replay.tape import MAX_RUNS, NotRecorded, Played, Recorded, Tape
+from tracestore.replay.tape import MAX_RUNS, Missing, Played, Recorded, Tape
 from tracestore.wire.completion import CompletionFields
 
 
@@ -107,21 +107,23 @@ class Forks:
             is_again = is_retry or request_id is not None
             if is_again and (again := place.live.get(key)) is not None:
                 return again
-            found: Played | None = None
-            try:
-                found = tape.answer(asked, run=run, agent=agent, is_retry=is_retry, request_id=request_id)
-            except NotRecorded:
-                if mode.live_after is not None and not _has_come(place, tape, mode.live_after):
-                    raise
-            if found is not None and _is_recorded(found.recorded, tape, mode):
+            found = tape.find(asked, run=run, agent=agent, is_retry=is_retry, request_id=request_id)
+            if isinstance(found, Played) and _is_recorded(found.recorded, tape, mode):
                 for one in (key, (asked.key, agent, None)):
                     place.live.pop(one, None)
                 place.fork.history[found.recorded.call.id] = found.recorded
                 return found
-            recorded = None if found is None else found.recorded
-            live = self._live(tape, place, asked, recorded, mode, agent)
-            place.live[key] = place.live[asked.key, agent, None] = live
-            return live
+            live: Live | None = None
+            recorded = found.recorded if isinstance(found, Played) else None
+            if recorded is not None or mode.live_after is None or _has_come(place, tape, mode.live_after):
+                live = self._live(tape, place, asked, recorded, mode, agent)
+                place.live[key] = place.live[asked.key, agent, None] = live
+        # What has no answer is told without the lock: to find the nearest takes long.
+        error = tape.told(found, run=run) if isinstance(found, Missing) else None
+        if live is None:
+            assert error is not None, "what was recorded has an answer"
+            raise error
+        return live
 
     def instead(
         self,
