@@ -121,6 +121,7 @@ class Replay:
         mode: Mode = STRICT,
         proxy: Proxy | None = None,
         times: Times = "at-once",
+        is_alone: bool = True,
     ) -> None:
         """
         Args:
@@ -128,12 +129,15 @@ class Replay:
             mode: of a request that names none.
             proxy: asks the upstream and records what it answers; None: nothing is asked.
             times: when the events of a stream are sent.
+            is_alone: whether all requests come to this process. It remembers how far each run has come, and
+                with a part of the requests it would give an answer twice: it gives none.
         """
         self._store = store
         self._episodes = tuple(episodes)
         self._mode = mode
         self.forking = None if proxy is None else Forking(store, proxy)
         self._are_times_kept = times == "recorded"
+        self._is_alone = is_alone
         self._admission = Admission(
             max_requests=settings.max_requests_in_hand, max_bytes=settings.max_bytes_in_hand
         )
@@ -146,7 +150,7 @@ class Replay:
 
     def open(self, project: str) -> None:
         """Read its episodes, so that the first request need not wait for them."""
-        if self._episodes:
+        if self._episodes and self._is_alone:
             self._look(project, self._episodes)
 
     def routes(self) -> list[Route]:
@@ -159,7 +163,7 @@ class Replay:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        project = admitted(scope, needs="read")
+        project = self._admitted(scope, needs="read")
         address = address_of(scope["path"], scope["headers"], prefix=PREFIX)
         if self._tools.are_at(address.path):
             await self._tools.serve(
@@ -182,6 +186,16 @@ class Replay:
                 await answer.pass_on(scope, receive, send, address=address, body=body, ticket=ticket)
                 return
         await answer(scope, receive, send)
+
+    def _admitted(self, scope: Scope, *, needs: Right) -> str:
+        """The project of a request that can be answered here."""
+        project = admitted(scope, needs=needs)
+        if not self._is_alone:
+            raise InvalidReplay(
+                hint="this server has several processes, none of which sees how far a run has come: start one"
+                " for replays with --workers 1, or `tracestore replay`"
+            )
+        return project
 
     async def _answer(self, project: str, address: Address, text: bytes, scope: Scope) -> Response | Passing:
         dialect, names = _dialect(address.path), address.names
@@ -339,7 +353,7 @@ class Replay:
         return Response(status_code=204)
 
     def _wanted(self, request: Request, *, needs: Right = "read") -> tuple[str, tuple[str, ...], str]:
-        project = admitted(request.scope, needs=needs)
+        project = self._admitted(request.scope, needs=needs)
         named = request.query_params.getlist("episode")
         if not named and not self._episodes:
             raise InvalidReplay(hint="name the episode: ?episode=ID")

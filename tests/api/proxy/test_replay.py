@@ -13,12 +13,14 @@ import anthropic
 import httpx
 import openai
 import pytest
+from starlette.testclient import TestClient
 
 from tests.api.proxy import dialects as d
 from tests.api.proxy.scripted import Running, Said, Upstream, running_proxy, sse
 from tracestore.replay.tape import Tape
 from tracestore.store.store import Store
 from tracestore_api import replay
+from tracestore_api.app import create_app
 
 CHAT: dict[str, Any] = {"model": "m-1", "messages": [d.QUESTION], "temperature": 0.5}
 MESSAGES: dict[str, Any] = {"model": "claude", "max_tokens": 9, "messages": [d.QUESTION]}
@@ -119,6 +121,24 @@ def test_the_clients_read_again_what_they_read_when_it_was_recorded(
     assert len(upstream.seen) == seen
     status = httpx.get(proxy.url.replace("/proxy", "/replay"), params={"episode": "e"}).json()
     assert (status["calls"], status["answered"], status["unasked"], status["missed"]) == (seen, seen, [], [])
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "?episode=e"),
+        ("DELETE", "?episode=e"),
+        ("POST", "/episode=e/v1/chat/completions"),
+        ("POST", "/episode=e/tools/call"),
+        ("POST", "/episode=e/mcp"),
+    ],
+)
+def test_one_of_several_processes_replays_nothing(method: str, path: str, store: Store) -> None:
+    app = create_app(store, replayed=("e",), is_alone=False)
+    with TestClient(app, base_url="http://localhost") as client:
+        answer = client.request(method, f"/replay{path}", json=CHAT if method == "POST" else None)
+    assert answer.status_code == 400
+    assert "--workers 1" in answer.json()["hint"]
 
 
 def test_while_a_miss_is_looked_into_the_server_answers(
