@@ -190,7 +190,6 @@ async def _running(
         async with nullcontext() if proxy is None else proxy.running():
             yield
         if replay.forking is not None:
-            # What passed is recorded by now.
             await to_thread.run_sync(replay.forking.close)
     finally:
         await to_thread.run_sync(deleter.close)

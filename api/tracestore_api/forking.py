@@ -2,7 +2,7 @@
 
 It passes as it does through the recording proxy. What the harness says of its place is said of the origin;
 here it gets its place in the fork. Each call says how the fork begins, so that one which is lost takes
-nothing along; the fork ends when its run does.
+nothing along; the fork ends when its run does and the last of its calls is recorded.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     # Its HTTP client takes a fifth of the time in which a server starts, and most servers have no proxy.
     from tracestore_api.proxy.route import Proxy
 
+END_PATIENCE_S = 5.0
+"""How long whoever ends a run waits for the store to have it."""
 FORK_HEADER = "x-tracestore-fork"
 _NOT_OF_A_FORK = frozenset(
     {
@@ -70,6 +72,15 @@ class Forking:
             NotFound: its origin is gone.
             Deleted: the same.
         """
+        for fork in forks.forgotten():
+            self.end(fork)
+        try:
+            return self._passing(project, forks, live, asked, mode, run)
+        except BaseException:
+            self._done(forks, live)
+            raise
+
+    def _passing(self, project: str, forks: Forks, live: Live, asked: Asked, mode: Mode, run: str) -> Passing:
         key = (project, live.fork.episode_id, live.origin)
         with self._lock:
             origin = self._origins.get(key)
@@ -82,7 +93,8 @@ class Forking:
         begin = partial(self._begin, project, forks, live, origin, meta)
         if not live.is_compared:
             begin()
-        return Passing(self._proxy, project, forks, live, begin, origin, asked)
+        done = partial(self._done, forks, live)
+        return Passing(self._proxy, project, forks, live, begin, done, origin, asked)
 
     def _begin(self, project: str, forks: Forks, live: Live, origin: Origin, meta: dict[str, Any]) -> Item:
         """Make a call part of its fork. Gives the event that begins the fork."""
@@ -93,22 +105,44 @@ class Forking:
                 self._begun[fork.episode_id] = project, fork, start(fork, origin, meta=meta)
             return self._begun[fork.episode_id][2]
 
-    def end(self, fork: Fork) -> None:
-        """Say that nothing more comes of a fork."""
+    def _done(self, forks: Forks, live: Live) -> None:
+        ended = forks.done(live)
+        if ended is not None:
+            self.end(ended)
+
+    def end(self, fork: Fork, *, patience_s: float = 0.0) -> None:
+        """Say that nothing more comes of a fork, behind the calls of it that wait to be recorded.
+
+        Args:
+            patience_s: how long to wait until it is stored.
+        """
         with self._lock:
-            begun = self._begun.pop(fork.episode_id, None)
-        if begun is not None:
-            project, _, first = begun
-            # Where all its calls are lost, it says itself what it was.
-            items = (first, end(fork, ended_at=time.time_ns()))
-            self._store.ingest(project, [(item.event, item.text) for item in items])
+            begun = self._begun.get(fork.episode_id)
+        if begun is None:
+            return
+        is_stored = threading.Event()
+
+        def stored() -> None:
+            with self._lock:
+                self._begun.pop(fork.episode_id, None)
+            is_stored.set()
+
+        self._proxy.recorder.follow(begun[0], self._ending(fork, begun[2]), stored)
+        is_stored.wait(patience_s)
+
+    @staticmethod
+    def _ending(fork: Fork, first: Item) -> tuple[Item, ...]:
+        # Where all its calls are lost, it says itself what it was.
+        return first, end(fork, ended_at=time.time_ns())
 
     def close(self) -> None:
-        """End the forks that go on: no run does."""
+        """End the forks that go on: no run does. What passed is recorded by now."""
         with self._lock:
             begun = list(self._begun.values())
-        for _, fork, _ in begun:
-            self.end(fork)
+            self._begun.clear()
+        for project, fork, first in begun:
+            items = self._ending(fork, first)
+            self._store.ingest(project, [(item.event, item.text) for item in items])
 
 
 @dataclass(frozen=True)
@@ -121,6 +155,8 @@ class Passing:
     live: Live
     begin: Callable[[], Item]
     """Makes it part of the fork, and gives the event that begins that."""
+    done: Callable[[], None]
+    """Nothing more comes of it."""
     origin: Origin
     asked: Asked
 
@@ -135,16 +171,19 @@ class Passing:
         Raises:
             UpstreamUnreachable: there is no response.
         """
-        await self.proxy.pass_on(
-            scope,
-            receive,
-            self._told(send),
-            project=self.project,
-            address=replace(address, names=self._names(address.names)),
-            body=body,
-            ticket=ticket,
-            is_kept=self._is_kept,
-        )
+        try:
+            await self.proxy.pass_on(
+                scope,
+                receive,
+                self._told(send),
+                project=self.project,
+                address=replace(address, names=self._names(address.names)),
+                body=body,
+                ticket=ticket,
+                is_kept=self._is_kept,
+            )
+        finally:
+            self.done()
 
     def _names(self, said: Names) -> Names:
         """Where its call belongs: what the harness says of it, in the fork."""

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from anyio import to_thread
@@ -62,7 +62,7 @@ from tracestore.wire.call import Dialect
 from tracestore_api.access import admitted
 from tracestore_api.body import Admission, coding_of, decompress, read_body
 from tracestore_api.errors import InvalidReplay
-from tracestore_api.forking import Forking, Passing
+from tracestore_api.forking import END_PATIENCE_S, Forking, Passing
 from tracestore_api.guard import REPLAY as PREFIX
 from tracestore_api.problems import problem_of, problem_response
 from tracestore_api.proxy.capture import text_of
@@ -349,7 +349,7 @@ class Replay:
         self._tools.rewind(project, episodes, run)
         fork = held.forks.rewind(run)
         if fork is not None and self.forking is not None:
-            await to_thread.run_sync(self.forking.end, fork)
+            await to_thread.run_sync(partial(self.forking.end, fork, patience_s=END_PATIENCE_S))
         return Response(status_code=204)
 
     def _wanted(self, request: Request, *, needs: Right = "read") -> tuple[str, tuple[str, ...], str]:

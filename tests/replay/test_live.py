@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.api.proxy import dialects as d
 from tests.replay.conversations import events_of, tape_calls
+from tracestore.replay import live as live_module
 from tracestore.replay import tape as tape_module
 from tracestore.replay.keys import Asked
 from tracestore.replay.live import Forks, Live, is_same_answer
@@ -180,6 +181,30 @@ def test_the_first_divergence_says_where_a_fork_leaves_its_origin(recording: Tap
     fork = forks.fork()
     assert fork is not None
     assert (fork.origin, fork.after) == ("e", "c1")
+
+
+def test_a_fork_has_ended_when_its_run_is_over_and_its_last_answer_is_there(recording: Tape) -> None:
+    tape, forks, mode = Tape(recording.calls), Forks("e"), Mode("record-missing")
+    one, other = (answered(tape, forks, mode, said, run="r") for said in ("new", "newer"))
+    assert isinstance(one, Live)
+    assert isinstance(other, Live)
+    forks.begin(one)
+    assert forks.done(one) is None  # its run goes on
+    assert forks.rewind("r") is None  # the other is not answered yet
+    assert forks.done(other) is one.fork
+
+
+def test_the_fork_of_a_forgotten_run_has_ended(recording: Tape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "MAX_RUNS", 2)
+    tape, forks, mode = Tape(recording.calls), Forks("e"), Mode("record-missing")
+    found = answered(tape, forks, mode, "new", run="r")
+    assert isinstance(found, Live)
+    forks.begin(found)
+    forks.done(found)
+    for run in ("s", "t"):
+        answered(tape, forks, mode, *texts("main", 0), run=run)
+    assert forks.forgotten() == [found.fork]
+    assert forks.forgotten() == []
 
 
 @pytest.mark.parametrize("mode", [Mode("record-missing"), Mode("live-after", 1), Mode("policy")])

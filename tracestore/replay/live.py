@@ -37,6 +37,15 @@ class Fork:
     """`policy`: answers that were the recorded ones."""
     history: dict[str, Recorded] = field(default_factory=dict)
     """What the run was answered as it was recorded, in order, by the id of the call."""
+    num_open: int = 0
+    """Requests that a model answers now."""
+    is_over: bool = False
+    """Its run began again, or is forgotten: no more requests come."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether something is part of it and nothing more can be."""
+        return self.is_over and not self.num_open and self.origin is not None
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,8 @@ class Forks:
         self._episode = episode
         self._runs: OrderedDict[str, _Run] = OrderedDict()
         self._lock = threading.Lock()
+        self._forgotten: list[Fork] = []
+        """Forks of forgotten runs, that have ended."""
         self._histories = Histories(())
 
     def answer(
@@ -94,7 +105,7 @@ class Forks:
         is_retry: bool = False,
         request_id: str | None = None,
     ) -> Played | Live:
-        """What answers a request; arguments as of `Tape.answer`.
+        """What answers a request; arguments as of `Tape.answer`. A model's answer is over with `done`.
 
         Raises:
             NotRecorded: nothing does. `live-after` lets a model answer what was never recorded when the run
@@ -106,6 +117,7 @@ class Forks:
             place, key = self._run(run), (asked.key, agent, request_id)
             is_again = is_retry or request_id is not None
             if is_again and (again := place.live.get(key)) is not None:
+                again.fork.num_open += 1
                 return again
             found = tape.find(asked, run=run, agent=agent, is_retry=is_retry, request_id=request_id)
             if isinstance(found, Played) and _is_recorded(found.recorded, tape, mode):
@@ -117,6 +129,7 @@ class Forks:
             recorded = found.recorded if isinstance(found, Played) else None
             if recorded is not None or mode.live_after is None or _has_come(place, tape, mode.live_after):
                 live = self._live(tape, place, asked, recorded, mode, agent)
+                live.fork.num_open += 1
                 place.live[key] = place.live[asked.key, agent, None] = live
         # What has no answer is told without the lock: to find the nearest takes long.
         error = tape.told(found, run=run) if isinstance(found, Missing) else None
@@ -141,6 +154,7 @@ class Forks:
             place = self._run(run)
             place.fork.history.pop(played.recorded.call.id, None)
             live = self._live(tape, place, asked, played.recorded, mode, agent)
+            live.fork.num_open += 1
             place.live[asked.key, agent, request_id] = place.live[asked.key, agent, None] = live
             return live
 
@@ -157,16 +171,28 @@ class Forks:
             live.fork.num_equal += 1
             live.fork.history[live.recorded.call.id] = live.recorded
 
+    def done(self, live: Live) -> Fork | None:
+        """A model answered, or did not. The fork, if that was the last of it."""
+        with self._lock:
+            live.fork.num_open -= 1
+            return live.fork if live.fork.has_ended else None
+
+    def forgotten(self) -> list[Fork]:
+        """The forks of forgotten runs that have ended since this was asked before."""
+        with self._lock:
+            found, self._forgotten = self._forgotten, []
+            return found
+
     def fork(self, run: str = "") -> Fork | None:
         """What a model answered a run; None: nothing yet."""
         with self._lock:
             return self._runs[run].fork if run in self._runs else None
 
     def rewind(self, run: str = "") -> Fork | None:
-        """Let a run begin again, with a fork of its own; the one that it had, if it had begun."""
+        """Let a run begin again, with a fork of its own; the one that it had, if that has ended now."""
         with self._lock:
             gone = self._runs.pop(run, None)
-            return None if gone is None or gone.fork.origin is None else gone.fork
+            return None if gone is None else self._over(gone)
 
     def let_go(self) -> None:
         """Hold no calls that nobody asks for now."""
@@ -177,8 +203,15 @@ class Forks:
         run = self._runs.setdefault(name, _Run(Fork(new_id(), time.time_ns())))
         self._runs.move_to_end(name)
         if len(self._runs) > MAX_RUNS:
-            self._runs.popitem(last=False)
+            _, gone = self._runs.popitem(last=False)
+            ended = self._over(gone)
+            self._forgotten += [] if ended is None else [ended]
         return run
+
+    @staticmethod
+    def _over(run: _Run) -> Fork | None:
+        run.fork.is_over = True
+        return run.fork if run.fork.has_ended else None
 
     def _live(
         self,

@@ -21,11 +21,13 @@ from tests.exporters.stores import rows_of
 from tests.factories import agent, episode, posted
 from tracestore.graph.model import Graph
 from tracestore.store import tables as t
-from tracestore.store.store import Store
+from tracestore.store.store import NotFound, Store
 from tracestore.store.verify import verify
+from tracestore.wire.episode import Episode
 from tracestore.wire.events import AnyEvent
 from tracestore_api import replay
 from tracestore_api.app import create_app
+from tracestore_api.proxy import recorder
 from tracestore_exporters.export import export
 from tracestore_exporters.spec import Spec
 from tracestore_exporters.verify import verify_export
@@ -432,6 +434,53 @@ def test_an_export_of_both_branches_trains_what_they_share_once(
 def ordered(graph: Graph) -> list[str]:
     """The ids of the calls, in order."""
     return [call.id for call in sorted(graph.calls.values(), key=lambda call: call.ordinal or 0)]
+
+
+def ended_after(store: Store, fork: str) -> list[int]:
+    """How many calls a fork had as soon as it had ended, and every time something was stored from then on."""
+    found = []
+    for position in range(1, store.snapshot("default") + 1):
+        try:
+            events = store.load("default", fork, snapshot=position)
+        except NotFound:
+            continue
+        if any(isinstance(event, Episode) and event.ended_at is not None for event in events):
+            found.append(sum(event.kind == "call" for event in events))
+    return found
+
+
+def test_a_fork_ends_behind_its_last_call(
+    proxy: Running, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(proxy, upstream)
+    monkeypatch.setattr(recorder, "LINGER_S", 0.3)  # the call waits when its run begins again
+    upstream.says(Said(d.chat("neu")))
+    with client(proxy, "mode=record-missing") as one:
+        assert said(one, "x") == "neu"
+    id_ = status(proxy)["fork"]["episode_id"]
+    assert httpx.delete(proxy.url.replace("/proxy", "/replay?episode=e")).status_code == 204
+    # It waited until the store had the end.
+    calls = ended_after(proxy.store, id_)
+    assert calls
+    assert set(calls) == {1}
+
+
+def test_a_fork_ends_behind_a_call_that_is_answered_after_its_run_began_again(
+    proxy: Running, upstream: Upstream
+) -> None:
+    recorded(proxy, upstream)
+    upstream.says(sse(d.CHAT_STREAM[:100], d.CHAT_STREAM[100:], pause_s=0.3))
+    asked: dict[str, Any] = {**MODEL, "messages": turns("x"), "stream": True}
+    with client(proxy, "mode=record-missing") as one:
+        answer = one.chat.completions.with_raw_response.create(**asked)
+        id_ = answer.headers["x-tracestore-fork"]
+        assert httpx.delete(proxy.url.replace("/proxy", "/replay?episode=e")).status_code == 204
+        assert not ended_after(proxy.store, id_)
+        assert len(list(answer.parse())) > 0
+    proxy.settle()
+    calls = ended_after(proxy.store, id_)
+    assert calls
+    assert set(calls) == {1}
 
 
 def test_a_policy_that_answers_what_was_recorded_makes_no_fork(proxy: Running, upstream: Upstream) -> None:
