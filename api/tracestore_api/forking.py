@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from tracestore.replay.live import Fork, Forks, Live, is_same_answer
 from tracestore.replay.modes import Mode
 from tracestore.replay.tape import MAX_RUNS
 from tracestore.store.store import Store
+from tracestore.wire.completion import CompletionFields
 from tracestore_api.body import Ticket
 from tracestore_api.proxy.capture import Capture
 from tracestore_api.proxy.lineage import Recent
@@ -215,19 +216,27 @@ class Passing:
     def _is_kept(self, capture: Capture) -> bool:
         """Whether what passed is part of the fork; it then says how the fork begins."""
         live = self.live
-        if live.is_compared and self._is_recorded(capture):
-            self.forks.equal(live)
-            return False
+        if live.is_compared and not capture.is_cut:
+            told = _told(capture)
+            if told is None and live.fork.origin is None:
+                return False  # no fork begins with a failure: what the policy says is told by the next try
+            if told is not None and self._is_recorded(told):
+                self.forks.equal(live)
+                return False
         capture.starts = [self.begin(), *agents(live.fork, self.origin, live.agent_id)]
         capture.stale_observation = live.stale
         return True
 
-    def _is_recorded(self, capture: Capture) -> bool:
+    def _is_recorded(self, told: Sequence[CompletionFields]) -> bool:
         """Whether the upstream answered what was recorded."""
         assert self.live.recorded is not None, "there is something to compare with"
-        exchange = capture.exchange()
-        answer = answered(exchange.response)
-        if answer is None or exchange.status is None or exchange.status >= 400:
-            return False
-        told = [completion(choice) for choice in answer.choices]
-        return bool(told) and is_same_answer(self.live.recorded.completions, told, self.asked)
+        return is_same_answer(self.live.recorded.completions, told, self.asked)
+
+
+def _told(capture: Capture) -> list[CompletionFields] | None:
+    """What the upstream answered; None: it failed, or there is no answer in what it said."""
+    exchange = capture.exchange()
+    if exchange.status is None or exchange.status >= 400:
+        return None
+    answer = answered(exchange.response)
+    return None if answer is None else [completion(choice) for choice in answer.choices] or None

@@ -233,6 +233,9 @@ def test_the_same_answer_is_the_same_message_that_ended_alike(recording: Tape) -
     cut = said[0].model_copy(update={"finish_reason": "length"})
     assert is_same_answer(said, [spelled], ask)
     assert not is_same_answer(said, [cut], ask)
+    unknown = said[0].model_copy(update={"finish_reason": None})
+    assert is_same_answer([unknown], [cut], ask)
+    assert not is_same_answer([cut], [unknown], ask)
     assert not is_same_answer(said, [*said, *said], ask)
     assert not is_same_answer(said, recording.calls[1].completions, ask)
 

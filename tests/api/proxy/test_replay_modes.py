@@ -529,13 +529,39 @@ def test_after_another_answer_what_was_recorded_is_stale_and_trains_nothing(
     assert reasons(row) == {other: ["trained"] * 2, last: ["stale_observation"]}
 
 
-def test_a_policy_that_is_refused_is_a_failed_call_of_the_fork(proxy: Running, upstream: Upstream) -> None:
+BUSY = Said(b'{"error": {"message": "busy"}}', status=500)
+
+
+def test_where_a_policy_fails_the_next_try_says_whether_it_diverges(
+    proxy: Running, upstream: Upstream
+) -> None:
     recorded(proxy, upstream)
-    upstream.says(Said(b'{"error": {"message": "busy"}}', status=400))
-    with client(proxy, "mode=policy") as one, pytest.raises(openai.BadRequestError):
-        said(one, "a")
-    [call] = fork_of(proxy).calls.values()
-    assert call.status == "failed"
+    first = call_ids(proxy)[0]
+    upstream.says(BUSY, Said(d.chat("eins")), BUSY, Said(d.chat("anders")))
+    with client(proxy, "mode=policy") as one:
+        assert said(one, "a") == "eins"
+        proxy.settle()
+        assert (status(proxy)["fork"], status(proxy)["equal_answers"]) == (None, 1)
+        assert said(one, "a", "eins", "b") == "anders"
+    fork = fork_of(proxy)
+    assert fork.episode is not None
+    assert fork.episode.forked_from_call_id == first
+    assert answers(fork) == ["anders"]
+
+
+def test_a_policy_that_is_refused_is_a_failed_call_of_a_fork_that_there_is(
+    proxy: Running, upstream: Upstream
+) -> None:
+    recorded(proxy, upstream)
+    refused = Said(b'{"error": {"message": "too long"}}', status=400)
+    upstream.says(refused, Said(d.chat("anders")), refused)
+    with client(proxy, "mode=policy") as one:
+        with pytest.raises(openai.BadRequestError):
+            said(one, "a")
+        assert said(one, "a") == "anders"
+        with pytest.raises(openai.BadRequestError):
+            said(one, "a", "eins", "b")
+    assert [call.status for call in fork_of(proxy).calls.values()] == ["ok", "failed"]
 
 
 def test_a_stream_of_the_policy_is_compared_as_it_was_recorded(proxy: Running, upstream: Upstream) -> None:
