@@ -93,6 +93,10 @@ _NAMING = ("header", "path", "key", "body")
 """Places that name an episode to be replayed."""
 
 
+_WHO_ANSWERS = ("mode", "live-after")
+"""Names that may not be overlooked: another mode gives other answers."""
+
+
 @dataclass(frozen=True)
 class _Held:
     """A tape, and the state of the store that it is of."""
@@ -259,6 +263,12 @@ class Replay:
             return problem_response(problem_of(error), headers=_NO_RETRY)
 
     def _mode_of(self, names: Names, scope: Scope) -> Mode:
+        for stated, reason in names.unusable.items():
+            place, _, name = stated.partition(": ")
+            if name in _WHO_ANSWERS:
+                raise InvalidReplay(
+                    name=name, place=place, reason=reason, hint="say who answers, or leave it out"
+                )
         mode = mode_of(names.get("mode"), names.number("live-after")) or self._mode
         if not mode.needs_model:
             return mode

@@ -297,6 +297,28 @@ def test_a_mode_that_there_is_not_is_refused(names: str, code: int, hint: str, p
     assert hint in answer.text
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({"X-Tracestore-Live-After": "five"}, "whole number"),
+        ({"Authorization": "Bearer sk-1:ts-live-after=-1"}, "whole number"),
+        ({"X-Tracestore-Mode": ""}, "says nothing"),
+    ],
+)
+def test_a_mode_that_cannot_be_read_is_refused_and_not_taken_for_strict(
+    headers: dict[str, str], reason: str, is_known: bool, proxy: Running, upstream: Upstream
+) -> None:
+    recorded(proxy, upstream)
+    url = proxy.url.replace("/proxy", "/replay/episode=e/v1/chat/completions")
+    asked = {**MODEL, "messages": turns("a")}
+    if is_known:
+        httpx.post(url, json=asked).raise_for_status()
+    answer = httpx.post(url, json=asked, headers=headers)
+    assert answer.status_code == 400
+    assert reason in answer.text
+
+
 def test_a_recording_is_not_read_again_for_what_comes_into_its_forks(
     proxy: Running, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
