@@ -221,7 +221,7 @@ class Passing:
             if told is None and live.fork.origin is None:
                 return False  # no fork begins with a failure: what the policy says is told by the next try
             if told is not None and self._is_recorded(told):
-                self.forks.equal(live)
+                self.forks.equal(live, told)
                 return False
         capture.starts = [self.begin(), *agents(live.fork, self.origin, live.agent_id)]
         capture.stale_observation = live.stale

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from tracestore.graph.match import match_hash, node_key, node_keys
 from tracestore.graph.messages import answer_messages, messages_of, role_of
 from tracestore.ids import new_id
+from tracestore.replay.ids import asked_with_ids, ids_between, with_ids
 from tracestore.replay.keys import Asked
 from tracestore.replay.modes import Mode
 from tracestore.replay.tape import MAX_RUNS, Missing, Played, Recorded, Tape
@@ -37,6 +38,8 @@ class Fork:
     """`policy`: answers that were the recorded ones."""
     history: dict[str, Recorded] = field(default_factory=dict)
     """What the run was answered as it was recorded, in order, by the id of the call."""
+    ids: dict[str, str] = field(default_factory=dict)
+    """`policy`: ids in equal answers, and those that were recorded in their places."""
     num_open: int = 0
     """Requests that a model answers now."""
     is_over: bool = False
@@ -114,7 +117,9 @@ class Forks:
         if not mode.needs_model:
             return tape.answer(asked, run=run, agent=agent, is_retry=is_retry, request_id=request_id)
         with self._lock:
-            place, key = self._run(run), (asked.key, agent, request_id)
+            place = self._run(run)
+            asked = asked_with_ids(asked, place.fork.ids)
+            key = (asked.key, agent, request_id)
             is_again = is_retry or request_id is not None
             if is_again and (again := place.live.get(key)) is not None:
                 again.fork.num_open += 1
@@ -164,11 +169,13 @@ class Forks:
             if live.fork.origin is None:
                 live.fork.origin, live.fork.after = live.origin, live.after
 
-    def equal(self, live: Live) -> None:
-        """Count an answer that is the recorded one."""
+    def equal(self, live: Live, told: Sequence[CompletionFields]) -> None:
+        """Count an answer that is the recorded one, and know its ids in the requests that follow it."""
         assert live.recorded is not None, "it is equal to something"
+        ids = ids_between(live.recorded.completions, told, live.recorded.asked.dialect)
         with self._lock:
             live.fork.num_equal += 1
+            live.fork.ids |= {id_: known for id_, known in ids.items() if id_ != known}
             live.fork.history[live.recorded.call.id] = live.recorded
 
     def done(self, live: Live) -> Fork | None:
@@ -275,14 +282,15 @@ def is_same_answer(
     recorded: Sequence[CompletionFields], other: Sequence[CompletionFields], asked: Asked
 ) -> bool:
     """Whether a model answered what was recorded: as many messages, each the same as the graph compares
-    them, that ended alike as far as it was recorded how they ended."""
+    them, but for the ids of tool calls, that ended alike as far as it was recorded how they ended."""
+    ids = ids_between(recorded, other, asked.dialect)
 
-    def told(one: CompletionFields) -> tuple[bool | None, list[bytes]]:
+    def told(one: CompletionFields, ids: Mapping[str, str]) -> tuple[bool | None, list[bytes]]:
         parts = answer_messages(one.message, asked.dialect)
-        return one.partial, [match_hash(part.raw, role=part.role) for part in parts]
+        return one.partial, [match_hash(with_ids(part.raw, ids), role=part.role) for part in parts]
 
     return len(recorded) == len(other) and all(
-        mine.finish_reason in (None, theirs.finish_reason) and told(mine) == told(theirs)
+        mine.finish_reason in (None, theirs.finish_reason) and told(mine, {}) == told(theirs, ids)
         for mine, theirs in zip(recorded, other, strict=True)
     )
 

@@ -551,6 +551,50 @@ def test_after_another_answer_what_was_recorded_is_stale_and_trains_nothing(
     assert reasons(row) == {other: ["trained"] * 2, last: ["stale_observation"]}
 
 
+def calling(id_: str) -> list[dict[str, Any]]:
+    """The message that a model calls a tool with, and the tool's result."""
+    call = {"id": id_, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": id_, "content": "7"},
+    ]
+
+
+def test_a_policy_whose_server_draws_new_ids_answers_what_was_recorded(
+    proxy: Running, upstream: Upstream
+) -> None:
+    def calls(id_: str) -> Said:
+        choice = {"index": 0, "message": calling(id_)[0], "finish_reason": "tool_calls"}
+        return Said(d.chat(choices=[choice]))
+
+    def run(one: openai.OpenAI, *ids: str, more: str = "") -> None:
+        """As many calls of the tool, then an end, then what else is said."""
+        messages: list[Any] = turns("a")
+        for id_ in ids:
+            one.chat.completions.create(**MODEL, messages=messages)
+            messages += calling(id_)
+        one.chat.completions.create(**MODEL, messages=messages)
+        if more:
+            messages += [{"role": "assistant", "content": "ende"}, {"role": "user", "content": more}]
+            one.chat.completions.create(**MODEL, messages=messages)
+
+    upstream.says(calls("r1"), calls("r2"), Said(d.chat("ende")))
+    with client(proxy, "proxy") as one:
+        run(one, "r1", "r2")
+    proxy.settle()
+    upstream.says(calls("x1"), calls("x2"), Said(d.chat("ende")), Said(d.chat("neu")))
+    with client(proxy, "mode=policy") as one:
+        run(one, "x1", "x2", more="b")
+    fork = fork_of(proxy)
+    assert status(proxy)["equal_answers"] == 3
+    assert fork.episode is not None
+    assert fork.episode.forked_from_call_id == call_ids(proxy)[2]
+    assert answers(fork) == ["neu"]
+    assert fork.gaps == {}
+    # The policy was asked under its own ids.
+    assert b'"tool_call_id":"x2"' in upstream.seen[-1].body.replace(b" ", b"")
+
+
 BUSY = Said(b'{"error": {"message": "busy"}}', status=500)
 
 
