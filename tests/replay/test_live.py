@@ -216,6 +216,18 @@ def test_a_retry_of_what_a_model_is_to_answer_is_the_same_call(mode: Mode, recor
     assert answered(tape, forks, mode, *texts("main", 0), is_retry=True) is first
 
 
+def test_of_a_long_run_the_last_requests_are_known_when_they_come_again(
+    recording: Tape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_module, "_MAX_LIVE", 4)  # two requests, with and without the client's ids
+    tape, forks, mode = Tape(recording.calls), Forks("e"), Mode("record-missing")
+    first, *last = (answered(tape, forks, mode, said, request_id=said) for said in ("x", "y", "z"))
+    again = [answered(tape, forks, mode, said, request_id=said) for said in ("y", "z", "x")]
+    assert again[:2] == last
+    assert again[1] is last[1]
+    assert again[2] is not first
+
+
 def test_a_mode_says_what_it_needs() -> None:
     assert mode_of(None, None) is None
     assert mode_of(None, 3) == Mode("live-after", 3)

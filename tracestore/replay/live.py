@@ -23,6 +23,18 @@ from tracestore.replay.modes import Mode
 from tracestore.replay.tape import MAX_RUNS, Missing, Played, Recorded, Tape
 from tracestore.wire.completion import CompletionFields
 
+_MAX_LIVE = 1_000
+"""Requests of a run that are known when they come again."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A call that a run was answered as it was recorded: where it stands, without what it says."""
+
+    call_id: str
+    agent_id: str
+    episode_id: str
+
 
 @dataclass
 class Fork:
@@ -36,7 +48,7 @@ class Fork:
     """The last call of the origin that is its history; None: it diverged at the first."""
     num_equal: int = 0
     """`policy`: answers that were the recorded ones."""
-    history: dict[str, Recorded] = field(default_factory=dict)
+    history: dict[str, Answered] = field(default_factory=dict)
     """What the run was answered as it was recorded, in order, by the id of the call."""
     ids: dict[str, str] = field(default_factory=dict)
     """`policy`: ids in equal answers, and those that were recorded in their places."""
@@ -76,10 +88,19 @@ class _Run:
 
     fork: Fork
     live: dict[tuple[bytes, str | None, str | None], Live] = field(default_factory=dict)
-    """The last one by key, agent and the client's id of the request, for a client that asks again."""
+    """The last one by key, agent and the client's id of the request, for a client that asks again; those that
+    came last."""
     is_live: bool = False
     stale: str | None = None
     """Why what is sampled from now on does not follow from what was sampled before; None: it does."""
+
+    def remember(self, key: tuple[bytes, str | None, str | None], live: Live) -> None:
+        """Know a request when it comes again, with or without the client's id of it."""
+        for one in {key, (*key[:2], None)}:
+            self.live.pop(one, None)
+            self.live[one] = live
+        while len(self.live) > _MAX_LIVE:
+            del self.live[next(iter(self.live))]
 
 
 class Forks:
@@ -128,14 +149,14 @@ class Forks:
             if isinstance(found, Played) and _is_recorded(found.recorded, tape, mode):
                 for one in (key, (asked.key, agent, None)):
                     place.live.pop(one, None)
-                place.fork.history[found.recorded.call.id] = found.recorded
+                place.fork.history[found.recorded.call.id] = _answered(found.recorded)
                 return found
             live: Live | None = None
             recorded = found.recorded if isinstance(found, Played) else None
             if recorded is not None or mode.live_after is None or _has_come(place, tape, mode.live_after):
                 live = self._live(tape, place, asked, recorded, mode, agent)
                 live.fork.num_open += 1
-                place.live[key] = place.live[asked.key, agent, None] = live
+                place.remember(key, live)
         # What has no answer is told without the lock: to find the nearest takes long.
         error = tape.told(found, run=run) if isinstance(found, Missing) else None
         if live is None:
@@ -160,7 +181,7 @@ class Forks:
             place.fork.history.pop(played.recorded.call.id, None)
             live = self._live(tape, place, asked, played.recorded, mode, agent)
             live.fork.num_open += 1
-            place.live[asked.key, agent, request_id] = place.live[asked.key, agent, None] = live
+            place.remember((asked.key, agent, request_id), live)
             return live
 
     def begin(self, live: Live) -> None:
@@ -176,7 +197,7 @@ class Forks:
         with self._lock:
             live.fork.num_equal += 1
             live.fork.ids |= {id_: known for id_, known in ids.items() if id_ != known}
-            live.fork.history[live.recorded.call.id] = live.recorded
+            live.fork.history[live.recorded.call.id] = _answered(live.recorded)
 
     def done(self, live: Live) -> Fork | None:
         """A model answered, or did not. The fork, if that was the last of it."""
@@ -236,24 +257,29 @@ class Forks:
         nearest = recorded or history.nearest
         agent_id = _asking(tape, nearest, None if recorded is not None else agent)
         known = place.fork.history
-        of_agent = [one for one in known.values() if one.call.agent_id == agent_id]
+        of_agent = [one for one in known.values() if one.agent_id == agent_id]
         # Of equal histories that of this run, else the first; of one that begins anew the agent's last call.
-        own = [one for one in history.ends if one.call.id in known]
-        after = next(iter([*own[-1:], *history.ends, *of_agent[-1:]]), None)
-        near = after or nearest
+        ends = [_answered(one) for one in history.ends]
+        own = [one for one in ends if one.call_id in known]
+        after = next(iter([*own[-1:], *ends, *of_agent[-1:]]), None)
+        near = after or (None if nearest is None else _answered(nearest))
         if mode.name == "policy" and recorded is None:
             # What is sampled later may rest on it by way of a summary, or of a finding of another agent.
             place.stale = place.stale or history.stale
         return Live(
             fork=place.fork,
             origin=self._episode if near is None else near.episode_id,
-            after=None if after is None else after.call.id,
+            after=None if after is None else after.call_id,
             agent_id=agent_id,
             recorded=recorded,
             is_compared=mode.name == "policy" and recorded is not None,
             # Of a request that was recorded all that it reads was recorded in this order.
             stale=place.stale if recorded is None else None,
         )
+
+
+def _answered(recorded: Recorded) -> Answered:
+    return Answered(recorded.call.id, recorded.call.agent_id, recorded.episode_id)
 
 
 def _asking(tape: Tape, nearest: Recorded | None, named: str | None) -> str | None:

@@ -279,7 +279,8 @@ class Tape:
         index = run.first_unused.get((key, agent), 0)
         while index < len(calls) and calls[index].call.id in run.used:
             index += 1
-        run.first_unused[key, agent] = index
+        if calls:  # what was never recorded is not remembered
+            run.first_unused[key, agent] = index
         return index
 
     def _given_or_of_others(self, asked: Asked, agent: str | None) -> NotRecorded | None:
