@@ -83,6 +83,7 @@ def create_app(
     replay_mode: Mode = STRICT,
     replayed_project: str = DEFAULT_PROJECT,
     replay_times: Times = "at-once",
+    is_alone: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """The service over an open store, which the caller closes after it.
@@ -98,11 +99,18 @@ def create_app(
         replay_mode: how such a replay is answered where it does not say.
         replayed_project: whose they are, where a request says nothing else; they are read before the first.
         replay_times: when the events of a replayed stream are sent.
+        is_alone: whether all requests come to this process; where not, nothing is replayed.
         clock: seconds, for rates and for how long a key is remembered.
     """
     limits = settings.limits
     replay = Replay(
-        store, settings=settings, episodes=replayed, mode=replay_mode, times=replay_times, proxy=proxy
+        store,
+        settings=settings,
+        episodes=replayed,
+        mode=replay_mode,
+        proxy=proxy,
+        times=replay_times,
+        is_alone=is_alone,
     )
     app = Service(
         title="tracestore",
@@ -182,7 +190,6 @@ async def _running(
         async with nullcontext() if proxy is None else proxy.running():
             yield
         if replay.forking is not None:
-            # What passed is recorded by now.
             await to_thread.run_sync(replay.forking.close)
     finally:
         await to_thread.run_sync(deleter.close)

@@ -2,14 +2,14 @@
 
 It passes as it does through the recording proxy. What the harness says of its place is said of the origin;
 here it gets its place in the fork. Each call says how the fork begins, so that one which is lost takes
-nothing along; the fork ends when its run does.
+nothing along; the fork ends when its run does and the last of its calls is recorded.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from tracestore.replay.live import Fork, Forks, Live, is_same_answer
 from tracestore.replay.modes import Mode
 from tracestore.replay.tape import MAX_RUNS
 from tracestore.store.store import Store
+from tracestore.wire.completion import CompletionFields
 from tracestore_api.body import Ticket
 from tracestore_api.proxy.capture import Capture
 from tracestore_api.proxy.lineage import Recent
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     # Its HTTP client takes a fifth of the time in which a server starts, and most servers have no proxy.
     from tracestore_api.proxy.route import Proxy
 
+END_PATIENCE_S = 5.0
+"""How long whoever ends a run waits for the store to have it."""
 FORK_HEADER = "x-tracestore-fork"
 _NOT_OF_A_FORK = frozenset(
     {
@@ -70,6 +73,15 @@ class Forking:
             NotFound: its origin is gone.
             Deleted: the same.
         """
+        for fork in forks.forgotten():
+            self.end(fork)
+        try:
+            return self._passing(project, forks, live, asked, mode, run)
+        except BaseException:
+            self._done(forks, live)
+            raise
+
+    def _passing(self, project: str, forks: Forks, live: Live, asked: Asked, mode: Mode, run: str) -> Passing:
         key = (project, live.fork.episode_id, live.origin)
         with self._lock:
             origin = self._origins.get(key)
@@ -82,7 +94,8 @@ class Forking:
         begin = partial(self._begin, project, forks, live, origin, meta)
         if not live.is_compared:
             begin()
-        return Passing(self._proxy, project, forks, live, begin, origin, asked)
+        done = partial(self._done, forks, live)
+        return Passing(self._proxy, project, forks, live, begin, done, origin, asked)
 
     def _begin(self, project: str, forks: Forks, live: Live, origin: Origin, meta: dict[str, Any]) -> Item:
         """Make a call part of its fork. Gives the event that begins the fork."""
@@ -93,22 +106,44 @@ class Forking:
                 self._begun[fork.episode_id] = project, fork, start(fork, origin, meta=meta)
             return self._begun[fork.episode_id][2]
 
-    def end(self, fork: Fork) -> None:
-        """Say that nothing more comes of a fork."""
+    def _done(self, forks: Forks, live: Live) -> None:
+        ended = forks.done(live)
+        if ended is not None:
+            self.end(ended)
+
+    def end(self, fork: Fork, *, patience_s: float = 0.0) -> None:
+        """Say that nothing more comes of a fork, behind the calls of it that wait to be recorded.
+
+        Args:
+            patience_s: how long to wait until it is stored.
+        """
         with self._lock:
-            begun = self._begun.pop(fork.episode_id, None)
-        if begun is not None:
-            project, _, first = begun
-            # Where all its calls are lost, it says itself what it was.
-            items = (first, end(fork, ended_at=time.time_ns()))
-            self._store.ingest(project, [(item.event, item.text) for item in items])
+            begun = self._begun.get(fork.episode_id)
+        if begun is None:
+            return
+        is_stored = threading.Event()
+
+        def stored() -> None:
+            with self._lock:
+                self._begun.pop(fork.episode_id, None)
+            is_stored.set()
+
+        self._proxy.recorder.follow(begun[0], self._ending(fork, begun[2]), stored)
+        is_stored.wait(patience_s)
+
+    @staticmethod
+    def _ending(fork: Fork, first: Item) -> tuple[Item, ...]:
+        # Where all its calls are lost, it says itself what it was.
+        return first, end(fork, ended_at=time.time_ns())
 
     def close(self) -> None:
-        """End the forks that go on: no run does."""
+        """End the forks that go on: no run does. What passed is recorded by now."""
         with self._lock:
             begun = list(self._begun.values())
-        for _, fork, _ in begun:
-            self.end(fork)
+            self._begun.clear()
+        for project, fork, first in begun:
+            items = self._ending(fork, first)
+            self._store.ingest(project, [(item.event, item.text) for item in items])
 
 
 @dataclass(frozen=True)
@@ -121,6 +156,8 @@ class Passing:
     live: Live
     begin: Callable[[], Item]
     """Makes it part of the fork, and gives the event that begins that."""
+    done: Callable[[], None]
+    """Nothing more comes of it."""
     origin: Origin
     asked: Asked
 
@@ -135,16 +172,19 @@ class Passing:
         Raises:
             UpstreamUnreachable: there is no response.
         """
-        await self.proxy.pass_on(
-            scope,
-            receive,
-            self._told(send),
-            project=self.project,
-            address=replace(address, names=self._names(address.names)),
-            body=body,
-            ticket=ticket,
-            is_kept=self._is_kept,
-        )
+        try:
+            await self.proxy.pass_on(
+                scope,
+                receive,
+                self._told(send),
+                project=self.project,
+                address=replace(address, names=self._names(address.names)),
+                body=body,
+                ticket=ticket,
+                is_kept=self._is_kept,
+            )
+        finally:
+            self.done()
 
     def _names(self, said: Names) -> Names:
         """Where its call belongs: what the harness says of it, in the fork."""
@@ -176,19 +216,27 @@ class Passing:
     def _is_kept(self, capture: Capture) -> bool:
         """Whether what passed is part of the fork; it then says how the fork begins."""
         live = self.live
-        if live.is_compared and self._is_recorded(capture):
-            self.forks.equal(live)
-            return False
+        if live.is_compared and not capture.is_cut:
+            told = _told(capture)
+            if told is None and live.fork.origin is None:
+                return False  # no fork begins with a failure: what the policy says is told by the next try
+            if told is not None and self._is_recorded(told):
+                self.forks.equal(live, told)
+                return False
         capture.starts = [self.begin(), *agents(live.fork, self.origin, live.agent_id)]
         capture.stale_observation = live.stale
         return True
 
-    def _is_recorded(self, capture: Capture) -> bool:
+    def _is_recorded(self, told: Sequence[CompletionFields]) -> bool:
         """Whether the upstream answered what was recorded."""
         assert self.live.recorded is not None, "there is something to compare with"
-        exchange = capture.exchange()
-        answer = answered(exchange.response)
-        if answer is None or exchange.status is None or exchange.status >= 400:
-            return False
-        told = [completion(choice) for choice in answer.choices]
-        return bool(told) and is_same_answer(self.live.recorded.completions, told, self.asked)
+        return is_same_answer(self.live.recorded.completions, told, self.asked)
+
+
+def _told(capture: Capture) -> list[CompletionFields] | None:
+    """What the upstream answered; None: it failed, or there is no answer in what it said."""
+    exchange = capture.exchange()
+    if exchange.status is None or exchange.status >= 400:
+        return None
+    answer = answered(exchange.response)
+    return None if answer is None else [completion(choice) for choice in answer.choices] or None

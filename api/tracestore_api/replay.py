@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from anyio import to_thread
@@ -46,6 +46,7 @@ from tracestore.replay.live import Fork, Forks
 from tracestore.replay.modes import STRICT, Mode, mode_of
 from tracestore.replay.streams import stream_of
 from tracestore.replay.tape import (
+    Missing,
     NotRecorded,
     NotReplayable,
     Played,
@@ -61,7 +62,7 @@ from tracestore.wire.call import Dialect
 from tracestore_api.access import admitted
 from tracestore_api.body import Admission, coding_of, decompress, read_body
 from tracestore_api.errors import InvalidReplay
-from tracestore_api.forking import Forking, Passing
+from tracestore_api.forking import END_PATIENCE_S, Forking, Passing
 from tracestore_api.guard import REPLAY as PREFIX
 from tracestore_api.problems import problem_of, problem_response
 from tracestore_api.proxy.capture import text_of
@@ -92,6 +93,10 @@ _NAMING = ("header", "path", "key", "body")
 """Places that name an episode to be replayed."""
 
 
+_WHO_ANSWERS = ("mode", "live-after")
+"""Names that may not be overlooked: another mode gives other answers."""
+
+
 @dataclass(frozen=True)
 class _Held:
     """A tape, and the state of the store that it is of."""
@@ -120,6 +125,7 @@ class Replay:
         mode: Mode = STRICT,
         proxy: Proxy | None = None,
         times: Times = "at-once",
+        is_alone: bool = True,
     ) -> None:
         """
         Args:
@@ -127,12 +133,15 @@ class Replay:
             mode: of a request that names none.
             proxy: asks the upstream and records what it answers; None: nothing is asked.
             times: when the events of a stream are sent.
+            is_alone: whether all requests come to this process. It remembers how far each run has come, and
+                with a part of the requests it would give an answer twice: it gives none.
         """
         self._store = store
         self._episodes = tuple(episodes)
         self._mode = mode
         self.forking = None if proxy is None else Forking(store, proxy)
         self._are_times_kept = times == "recorded"
+        self._is_alone = is_alone
         self._admission = Admission(
             max_requests=settings.max_requests_in_hand, max_bytes=settings.max_bytes_in_hand
         )
@@ -145,7 +154,7 @@ class Replay:
 
     def open(self, project: str) -> None:
         """Read its episodes, so that the first request need not wait for them."""
-        if self._episodes:
+        if self._episodes and self._is_alone:
             self._look(project, self._episodes)
 
     def routes(self) -> list[Route]:
@@ -158,7 +167,7 @@ class Replay:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        project = admitted(scope, needs="read")
+        project = self._admitted(scope, needs="read")
         address = address_of(scope["path"], scope["headers"], prefix=PREFIX)
         if self._tools.are_at(address.path):
             await self._tools.serve(
@@ -182,6 +191,16 @@ class Replay:
                 return
         await answer(scope, receive, send)
 
+    def _admitted(self, scope: Scope, *, needs: Right) -> str:
+        """The project of a request that can be answered here."""
+        project = admitted(scope, needs=needs)
+        if not self._is_alone:
+            raise InvalidReplay(
+                hint="this server has several processes, none of which sees how far a run has come: start one"
+                " for replays with --workers 1, or `tracestore replay`"
+            )
+        return project
+
     async def _answer(self, project: str, address: Address, text: bytes, scope: Scope) -> Response | Passing:
         dialect, names = _dialect(address.path), address.names
         episodes = self._stated(names)
@@ -191,7 +210,11 @@ class Replay:
             state_body(names, asked.asker)
             mode = self._mode_of(names, scope)
             if self._stated(names) == episodes and not mode.needs_model:
-                return self._answered(project, names, asked, scope, mode)
+                assert held is not None, "it knows the request"
+                found = held.tape.find(asked, **_who(names, scope))
+                if isinstance(found, Played):
+                    return self._sent(held.tape, found, asked, run=_run(names))
+                return await to_thread.run_sync(_missed, held.tape, found, _run(names))
         # Reading a recording takes time, as does finding the place of a fork in it, and a miss looks through
         # all of it: not on the loop.
         return await to_thread.run_sync(self._read_and_answered, project, names, dialect, text, scope)
@@ -214,35 +237,38 @@ class Replay:
         self, project: str, names: Names, asked: Asked, scope: Scope, mode: Mode
     ) -> Response | Passing:
         held = self._look(project, self._named(names))
-        tape, forks = held.tape, held.forks
-        run, agent = names.get("run") or "", names.get("agent") or names.get("agent-name")
-        retries = text_of(scope["headers"], "x-stainless-retry-count")
-        is_retry = retries is not None and retries.strip("0") != ""
-        request_id = text_of(scope["headers"], "idempotency-key")
+        tape, forks, who = held.tape, held.forks, _who(names, scope)
         try:
-            found = forks.answer(
-                tape,
-                asked,
-                mode,
-                run=run,
-                agent=agent,
-                is_retry=is_retry,
-                request_id=request_id,
-            )
-            if isinstance(found, Played):
-                return _response(found, asked, are_times_kept=self._are_times_kept)
+            found = forks.answer(tape, asked, mode, **who)
         except NotRecorded as error:
             return problem_response(problem_of(error), headers=_NO_RETRY)
+        if isinstance(found, Played):
+            if mode.name != "record-missing":
+                return self._sent(tape, found, asked, run=who["run"])
+            try:
+                return _response(found, asked, are_times_kept=self._are_times_kept)
+            except NotReplayable as error:
+                tape.miss(who["run"], error)
+            del who["is_retry"]
+            found = forks.instead(tape, asked, mode, found, **who)
+        assert self.forking is not None, "no mode that needs a model is let through without one"
+        return self.forking.passing(project, forks, found, asked=asked, mode=mode, run=_run(names))
+
+    def _sent(self, tape: Tape, played: Played, asked: Asked, *, run: str) -> Response:
+        """A recorded answer, or why it cannot be sent again."""
+        try:
+            return _response(played, asked, are_times_kept=self._are_times_kept)
         except NotReplayable as error:
             tape.miss(run, error)
-            if mode.name != "record-missing":
-                return problem_response(problem_of(error), headers=_NO_RETRY)
-            assert isinstance(found, Played), "what was not recorded is not sent again"
-            found = forks.instead(tape, asked, mode, found, run=run, agent=agent, request_id=request_id)
-        assert self.forking is not None, "no mode that needs a model is let through without one"
-        return self.forking.passing(project, forks, found, asked=asked, mode=mode, run=run)
+            return problem_response(problem_of(error), headers=_NO_RETRY)
 
     def _mode_of(self, names: Names, scope: Scope) -> Mode:
+        for stated, reason in names.unusable.items():
+            place, _, name = stated.partition(": ")
+            if name in _WHO_ANSWERS:
+                raise InvalidReplay(
+                    name=name, place=place, reason=reason, hint="say who answers, or leave it out"
+                )
         mode = mode_of(names.get("mode"), names.number("live-after")) or self._mode
         if not mode.needs_model:
             return mode
@@ -333,11 +359,11 @@ class Replay:
         self._tools.rewind(project, episodes, run)
         fork = held.forks.rewind(run)
         if fork is not None and self.forking is not None:
-            await to_thread.run_sync(self.forking.end, fork)
+            await to_thread.run_sync(partial(self.forking.end, fork, patience_s=END_PATIENCE_S))
         return Response(status_code=204)
 
     def _wanted(self, request: Request, *, needs: Right = "read") -> tuple[str, tuple[str, ...], str]:
-        project = admitted(request.scope, needs=needs)
+        project = self._admitted(request.scope, needs=needs)
         named = request.query_params.getlist("episode")
         if not named and not self._episodes:
             raise InvalidReplay(hint="name the episode: ?episode=ID")
@@ -369,6 +395,25 @@ def _asked(dialect: Dialect, text: bytes) -> Asked:
     if body is None or not body.lstrip().startswith(b"{"):
         raise InvalidReplay(dialect=dialect, hint="the body of a request to a model is a JSON object")
     return Asked(dialect, body)
+
+
+def _run(names: Names) -> str:
+    return names.get("run") or ""
+
+
+def _who(names: Names, scope: Scope) -> dict[str, Any]:
+    """Who asks, and whether again: arguments of `Tape.answer`."""
+    retries = text_of(scope["headers"], "x-stainless-retry-count")
+    return {
+        "run": _run(names),
+        "agent": names.get("agent") or names.get("agent-name"),
+        "is_retry": retries is not None and retries.strip("0") != "",
+        "request_id": text_of(scope["headers"], "idempotency-key"),
+    }
+
+
+def _missed(tape: Tape, missing: Missing, run: str) -> Response:
+    return problem_response(problem_of(tape.told(missing, run=run)), headers=_NO_RETRY)
 
 
 def _response(played: Played, asked: Asked, *, are_times_kept: bool) -> Response:

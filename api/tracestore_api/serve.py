@@ -54,6 +54,7 @@ class Process:
     replay_mode: Mode = STRICT
     replayed_project: str = DEFAULT_PROJECT
     replay_times: Times = "at-once"
+    is_alone: bool = True
 
     @contextmanager
     def opened(self) -> Iterator[FastAPI]:
@@ -79,6 +80,7 @@ class Process:
                 replay_mode=self.replay_mode,
                 replayed_project=self.replayed_project,
                 replay_times=self.replay_times,
+                is_alone=self.is_alone,
             )
         finally:
             store.close()
@@ -133,7 +135,8 @@ def serve(
     Args:
         host: a numeric address or `localhost`; while the database has no keys, of this machine only.
         port: 0 lets the system choose a free one.
-        workers: processes that share the port; more than one on PostgreSQL only.
+        workers: processes that share the port; more than one on PostgreSQL only, and then nothing is
+            replayed.
         blobs: where payloads are kept (`open_blobs`); None: beside a SQLite file, else they are not taken.
         upstream: where the recording proxy passes requests on to, see `Proxy`; None: there is no proxy.
         inject: whether it asks for token ids and logprobs.
@@ -174,6 +177,7 @@ def serve(
         replay_mode=replay_mode,
         replayed_project=replayed_project,
         replay_times=replay_times,
+        is_alone=workers == 1,
     )
     with _stopped_by_sigterm(), _listening(address, port) as listener:
         url = f"http://{_in_url(address)}:{listener.getsockname()[1]}"

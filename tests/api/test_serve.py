@@ -99,6 +99,7 @@ def _check_workers(server: Running, sent: dict[str, str]) -> None:
             assert (status, answer["items"][0]["status"]) == (200, expected)
     with Connection(server.url) as connection:
         assert connection.get("/v1/episodes")[0] == 401
+        assert connection.post("/replay/episode=e1/tools/call", b"{}", sent)[0] == 400
     workers = workers_of(server.pid)
     assert len(workers) == 2
     assert server.ended_with() == 0

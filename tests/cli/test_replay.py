@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from tests.factories import call, episode, posted, raw, tool_call
 from tests.replay.conversations import events_of
 from tracestore.cli.main import main
 from tracestore.store.store import Store
+from tracestore_api import serve as server
+from tracestore_api.serve import Listening
 
 HARNESS = """
 import json, os, sys, urllib.request
@@ -90,6 +94,23 @@ def test_one_that_goes_on_at_a_model_makes_a_fork(
     assert [one.message.value()["content"] for one in graph.completions.values() if one.message] == ["ten"]
     assert graph.episode is not None
     assert graph.episode.forked_from_call_id == "c0"
+
+
+def test_the_environment_names_the_key_that_the_shell_has(
+    database: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ready(*args: Any, on_ready: Callable[[Listening], None], **names: Any) -> None:
+        on_ready(Listening(url="http://127.0.0.1:1", are_keys_needed=False))
+
+    monkeypatch.setattr(server, "serve", ready)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
+    words = ["--mode", "policy", "--upstream", "http://127.0.0.1:2", "--project", "tau", "--episode", "e"]
+    assert main(["replay", "--db", database, *words]) == 0
+    # zsh takes `$NAME:t` for the last part of a path, so the name stands in braces.
+    [line] = [one for one in capsys.readouterr().out.splitlines() if "OPENAI_API_KEY" in one]
+    assert line.strip() == "OPENAI_API_KEY=${OPENAI_API_KEY}:ts-project=tau"
+    ran = subprocess.run(["sh", "-c", f"{line}; echo $OPENAI_API_KEY"], capture_output=True, text=True)
+    assert ran.stdout == "sk-mine:ts-project=tau\n"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 
 from tests.api.proxy import dialects as d
 from tests.replay.conversations import events_of, tape_calls
+from tracestore.replay import live as live_module
+from tracestore.replay import tape as tape_module
 from tracestore.replay.keys import Asked
 from tracestore.replay.live import Forks, Live, is_same_answer
 from tracestore.replay.modes import Mode, UnknownMode, mode_of
@@ -108,6 +112,30 @@ def test_a_run_does_not_branch_before_the_call_that_was_named(recording: Tape) -
     assert isinstance(answered(tape, forks, mode, "another question"), Live)
 
 
+def test_while_a_miss_is_looked_into_a_model_may_answer_others(
+    recording: Tape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tape, forks, mode = Tape(recording.calls), Forks("e"), Mode("record-missing")
+    is_looking, may_end, nearest = threading.Event(), threading.Event(), tape_module.nearest
+
+    def held_up(*args: Any) -> Any:
+        is_looking.set()
+        assert may_end.wait(10)
+        return nearest(*args)
+
+    monkeypatch.setattr(tape_module, "nearest", held_up)
+    with ThreadPoolExecutor() as threads:
+        missed = threads.submit(answered, tape, forks, mode, "another question")
+        try:
+            assert is_looking.wait(10)
+            other = threads.submit(answered, tape, forks, mode, *texts("main", 0), run="other")
+            assert other.result(timeout=10) == "c0"
+        finally:
+            may_end.set()
+        assert isinstance(missed.result(timeout=10), Live)
+    assert len(tape.missed()) == 1
+
+
 def test_what_comes_after_all_that_was_recorded_is_live_too(recording: Tape) -> None:
     tape, forks, mode = Tape(recording.calls), Forks("e"), Mode("live-after", 99)
     for place in range(6):
@@ -155,6 +183,30 @@ def test_the_first_divergence_says_where_a_fork_leaves_its_origin(recording: Tap
     assert (fork.origin, fork.after) == ("e", "c1")
 
 
+def test_a_fork_has_ended_when_its_run_is_over_and_its_last_answer_is_there(recording: Tape) -> None:
+    tape, forks, mode = Tape(recording.calls), Forks("e"), Mode("record-missing")
+    one, other = (answered(tape, forks, mode, said, run="r") for said in ("new", "newer"))
+    assert isinstance(one, Live)
+    assert isinstance(other, Live)
+    forks.begin(one)
+    assert forks.done(one) is None  # its run goes on
+    assert forks.rewind("r") is None  # the other is not answered yet
+    assert forks.done(other) is one.fork
+
+
+def test_the_fork_of_a_forgotten_run_has_ended(recording: Tape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "MAX_RUNS", 2)
+    tape, forks, mode = Tape(recording.calls), Forks("e"), Mode("record-missing")
+    found = answered(tape, forks, mode, "new", run="r")
+    assert isinstance(found, Live)
+    forks.begin(found)
+    forks.done(found)
+    for run in ("s", "t"):
+        answered(tape, forks, mode, *texts("main", 0), run=run)
+    assert forks.forgotten() == [found.fork]
+    assert forks.forgotten() == []
+
+
 @pytest.mark.parametrize("mode", [Mode("record-missing"), Mode("live-after", 1), Mode("policy")])
 def test_a_retry_of_what_a_model_is_to_answer_is_the_same_call(mode: Mode, recording: Tape) -> None:
     tape, forks = Tape(recording.calls), Forks("e")
@@ -162,6 +214,18 @@ def test_a_retry_of_what_a_model_is_to_answer_is_the_same_call(mode: Mode, recor
     first = answered(tape, forks, mode, *texts("main", 0))
     assert isinstance(first, Live)
     assert answered(tape, forks, mode, *texts("main", 0), is_retry=True) is first
+
+
+def test_of_a_long_run_the_last_requests_are_known_when_they_come_again(
+    recording: Tape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_module, "_MAX_LIVE", 4)  # two requests, with and without the client's ids
+    tape, forks, mode = Tape(recording.calls), Forks("e"), Mode("record-missing")
+    first, *last = (answered(tape, forks, mode, said, request_id=said) for said in ("x", "y", "z"))
+    again = [answered(tape, forks, mode, said, request_id=said) for said in ("y", "z", "x")]
+    assert again[:2] == last
+    assert again[1] is last[1]
+    assert again[2] is not first
 
 
 def test_a_mode_says_what_it_needs() -> None:
@@ -181,6 +245,9 @@ def test_the_same_answer_is_the_same_message_that_ended_alike(recording: Tape) -
     cut = said[0].model_copy(update={"finish_reason": "length"})
     assert is_same_answer(said, [spelled], ask)
     assert not is_same_answer(said, [cut], ask)
+    unknown = said[0].model_copy(update={"finish_reason": None})
+    assert is_same_answer([unknown], [cut], ask)
+    assert not is_same_answer([cut], [unknown], ask)
     assert not is_same_answer(said, [*said, *said], ask)
     assert not is_same_answer(said, recording.calls[1].completions, ask)
 
@@ -254,7 +321,7 @@ def test_a_context_that_begins_anew_follows_what_its_agent_was_answered_before(r
         tape, forks = Tape(recording.calls), Forks("e")
         found = answered(tape, forks, mode, *texts("main", 0))
         if isinstance(found, Live):
-            forks.equal(found)
+            forks.equal(found, ())
         anew = answered(tape, forks, mode, "something new", agent="main")
         assert isinstance(anew, Live)
         assert (anew.after, anew.agent_id) == ("c0", "e/main")

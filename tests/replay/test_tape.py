@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +15,10 @@ from hypothesis import strategies as st
 
 from tests.api.proxy import dialects as d
 from tests.replay.conversations import events_of, recorded_of, tape_calls
+from tracestore.replay import tape as tape_module
 from tracestore.replay.differences import Difference, first_difference
 from tracestore.replay.keys import Asked
-from tracestore.replay.tape import NotRecorded, Tape
+from tracestore.replay.tape import NotRecorded, Tape, nearest
 from tracestore.wire.base import Raw
 
 
@@ -187,6 +190,30 @@ def test_a_changed_word_is_told_with_its_byte_and_the_nearest_call() -> None:
     assert tape.missed() == [{"after": 0, **missed.value.values, "hint": missed.value.hint}]
 
 
+def test_while_a_miss_is_looked_into_other_runs_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    tape = calls(("a", "x", "1"))
+    is_looking, may_end = threading.Event(), threading.Event()
+
+    def held_up(*args: Any) -> Any:
+        is_looking.set()
+        assert may_end.wait(10)
+        return nearest(*args)
+
+    monkeypatch.setattr(tape_module, "nearest", held_up)
+    with ThreadPoolExecutor() as threads:
+        missed = threads.submit(tape.answer, asked(chat("y")), run="diverged")
+        try:
+            assert is_looking.wait(10)
+            answered = threads.submit(tape.answer, asked(chat("x")), run="other").result(timeout=10)
+        finally:
+            may_end.set()
+        assert answered.recorded.call.id == "c0"
+        with pytest.raises(NotRecorded, match="diverged"):
+            missed.result(timeout=10)
+    assert [one["nearest_call"] for one in tape.missed("diverged")] == ["c0"]
+    assert tape.missed("other") == []
+
+
 def test_an_agent_that_never_asked_this_is_told_who_did() -> None:
     tape = calls(("a", "x", "1"))
     with pytest.raises(NotRecorded, match="other agents asked this"):
@@ -195,7 +222,7 @@ def test_an_agent_that_never_asked_this_is_told_who_did() -> None:
 
 def test_a_difference_in_what_is_sampled_by_is_told_after_the_context() -> None:
     one, other = recorded_of("openai_chat", chat("x", seed=1), d.chat("1")), asked(chat("x", seed=2))
-    found = Tape([one]).nearest(other)
+    found = nearest(other, [one])
     assert found is not None
     assert found[1] == Difference("seed", None, "1", "2")
 

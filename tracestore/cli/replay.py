@@ -191,8 +191,9 @@ def _environment(url: str, args: argparse.Namespace, *, keys: Mapping[str, str])
     }
 
 
-_SHELL = {name: f"${name}" for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")}
-"""How a shell writes the keys that it has, which are not to be printed."""
+_SHELL = {name: f"${{{name}}}" for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")}
+"""How a shell writes the keys that it has, which are not to be printed; in braces, as zsh reads `$NAME:t` as
+the end of a path."""
 
 
 def _mcp(args: argparse.Namespace) -> int:

@@ -17,10 +17,23 @@ from dataclasses import dataclass, field
 from tracestore.graph.match import match_hash, node_key, node_keys
 from tracestore.graph.messages import answer_messages, messages_of, role_of
 from tracestore.ids import new_id
+from tracestore.replay.ids import asked_with_ids, ids_between, with_ids
 from tracestore.replay.keys import Asked
 from tracestore.replay.modes import Mode
-from tracestore.replay.tape import MAX_RUNS, NotRecorded, Played, Recorded, Tape
+from tracestore.replay.tape import MAX_RUNS, Missing, Played, Recorded, Tape
 from tracestore.wire.completion import CompletionFields
+
+_MAX_LIVE = 1_000
+"""Requests of a run that are known when they come again."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A call that a run was answered as it was recorded: where it stands, without what it says."""
+
+    call_id: str
+    agent_id: str
+    episode_id: str
 
 
 @dataclass
@@ -35,8 +48,19 @@ class Fork:
     """The last call of the origin that is its history; None: it diverged at the first."""
     num_equal: int = 0
     """`policy`: answers that were the recorded ones."""
-    history: dict[str, Recorded] = field(default_factory=dict)
+    history: dict[str, Answered] = field(default_factory=dict)
     """What the run was answered as it was recorded, in order, by the id of the call."""
+    ids: dict[str, str] = field(default_factory=dict)
+    """`policy`: ids in equal answers, and those that were recorded in their places."""
+    num_open: int = 0
+    """Requests that a model answers now."""
+    is_over: bool = False
+    """Its run began again, or is forgotten: no more requests come."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether something is part of it and nothing more can be."""
+        return self.is_over and not self.num_open and self.origin is not None
 
 
 @dataclass(frozen=True)
@@ -64,10 +88,19 @@ class _Run:
 
     fork: Fork
     live: dict[tuple[bytes, str | None, str | None], Live] = field(default_factory=dict)
-    """The last one by key, agent and the client's id of the request, for a client that asks again."""
+    """The last one by key, agent and the client's id of the request, for a client that asks again; those that
+    came last."""
     is_live: bool = False
     stale: str | None = None
     """Why what is sampled from now on does not follow from what was sampled before; None: it does."""
+
+    def remember(self, key: tuple[bytes, str | None, str | None], live: Live) -> None:
+        """Know a request when it comes again, with or without the client's id of it."""
+        for one in {key, (*key[:2], None)}:
+            self.live.pop(one, None)
+            self.live[one] = live
+        while len(self.live) > _MAX_LIVE:
+            del self.live[next(iter(self.live))]
 
 
 class Forks:
@@ -81,6 +114,8 @@ class Forks:
         self._episode = episode
         self._runs: OrderedDict[str, _Run] = OrderedDict()
         self._lock = threading.Lock()
+        self._forgotten: list[Fork] = []
+        """Forks of forgotten runs, that have ended."""
         self._histories = Histories(())
 
     def answer(
@@ -94,7 +129,7 @@ class Forks:
         is_retry: bool = False,
         request_id: str | None = None,
     ) -> Played | Live:
-        """What answers a request; arguments as of `Tape.answer`.
+        """What answers a request; arguments as of `Tape.answer`. A model's answer is over with `done`.
 
         Raises:
             NotRecorded: nothing does. `live-after` lets a model answer what was never recorded when the run
@@ -103,25 +138,31 @@ class Forks:
         if not mode.needs_model:
             return tape.answer(asked, run=run, agent=agent, is_retry=is_retry, request_id=request_id)
         with self._lock:
-            place, key = self._run(run), (asked.key, agent, request_id)
+            place = self._run(run)
+            asked = asked_with_ids(asked, place.fork.ids)
+            key = (asked.key, agent, request_id)
             is_again = is_retry or request_id is not None
             if is_again and (again := place.live.get(key)) is not None:
+                again.fork.num_open += 1
                 return again
-            found: Played | None = None
-            try:
-                found = tape.answer(asked, run=run, agent=agent, is_retry=is_retry, request_id=request_id)
-            except NotRecorded:
-                if mode.live_after is not None and not _has_come(place, tape, mode.live_after):
-                    raise
-            if found is not None and _is_recorded(found.recorded, tape, mode):
+            found = tape.find(asked, run=run, agent=agent, is_retry=is_retry, request_id=request_id)
+            if isinstance(found, Played) and _is_recorded(found.recorded, tape, mode):
                 for one in (key, (asked.key, agent, None)):
                     place.live.pop(one, None)
-                place.fork.history[found.recorded.call.id] = found.recorded
+                place.fork.history[found.recorded.call.id] = _answered(found.recorded)
                 return found
-            recorded = None if found is None else found.recorded
-            live = self._live(tape, place, asked, recorded, mode, agent)
-            place.live[key] = place.live[asked.key, agent, None] = live
-            return live
+            live: Live | None = None
+            recorded = found.recorded if isinstance(found, Played) else None
+            if recorded is not None or mode.live_after is None or _has_come(place, tape, mode.live_after):
+                live = self._live(tape, place, asked, recorded, mode, agent)
+                live.fork.num_open += 1
+                place.remember(key, live)
+        # What has no answer is told without the lock: to find the nearest takes long.
+        error = tape.told(found, run=run) if isinstance(found, Missing) else None
+        if live is None:
+            assert error is not None, "what was recorded has an answer"
+            raise error
+        return live
 
     def instead(
         self,
@@ -139,7 +180,8 @@ class Forks:
             place = self._run(run)
             place.fork.history.pop(played.recorded.call.id, None)
             live = self._live(tape, place, asked, played.recorded, mode, agent)
-            place.live[asked.key, agent, request_id] = place.live[asked.key, agent, None] = live
+            live.fork.num_open += 1
+            place.remember((asked.key, agent, request_id), live)
             return live
 
     def begin(self, live: Live) -> None:
@@ -148,12 +190,26 @@ class Forks:
             if live.fork.origin is None:
                 live.fork.origin, live.fork.after = live.origin, live.after
 
-    def equal(self, live: Live) -> None:
-        """Count an answer that is the recorded one."""
+    def equal(self, live: Live, told: Sequence[CompletionFields]) -> None:
+        """Count an answer that is the recorded one, and know its ids in the requests that follow it."""
         assert live.recorded is not None, "it is equal to something"
+        ids = ids_between(live.recorded.completions, told, live.recorded.asked.dialect)
         with self._lock:
             live.fork.num_equal += 1
-            live.fork.history[live.recorded.call.id] = live.recorded
+            live.fork.ids |= {id_: known for id_, known in ids.items() if id_ != known}
+            live.fork.history[live.recorded.call.id] = _answered(live.recorded)
+
+    def done(self, live: Live) -> Fork | None:
+        """A model answered, or did not. The fork, if that was the last of it."""
+        with self._lock:
+            live.fork.num_open -= 1
+            return live.fork if live.fork.has_ended else None
+
+    def forgotten(self) -> list[Fork]:
+        """The forks of forgotten runs that have ended since this was asked before."""
+        with self._lock:
+            found, self._forgotten = self._forgotten, []
+            return found
 
     def fork(self, run: str = "") -> Fork | None:
         """What a model answered a run; None: nothing yet."""
@@ -161,10 +217,10 @@ class Forks:
             return self._runs[run].fork if run in self._runs else None
 
     def rewind(self, run: str = "") -> Fork | None:
-        """Let a run begin again, with a fork of its own; the one that it had, if it had begun."""
+        """Let a run begin again, with a fork of its own; the one that it had, if that has ended now."""
         with self._lock:
             gone = self._runs.pop(run, None)
-            return None if gone is None or gone.fork.origin is None else gone.fork
+            return None if gone is None else self._over(gone)
 
     def let_go(self) -> None:
         """Hold no calls that nobody asks for now."""
@@ -175,8 +231,15 @@ class Forks:
         run = self._runs.setdefault(name, _Run(Fork(new_id(), time.time_ns())))
         self._runs.move_to_end(name)
         if len(self._runs) > MAX_RUNS:
-            self._runs.popitem(last=False)
+            _, gone = self._runs.popitem(last=False)
+            ended = self._over(gone)
+            self._forgotten += [] if ended is None else [ended]
         return run
+
+    @staticmethod
+    def _over(run: _Run) -> Fork | None:
+        run.fork.is_over = True
+        return run.fork if run.fork.has_ended else None
 
     def _live(
         self,
@@ -194,24 +257,29 @@ class Forks:
         nearest = recorded or history.nearest
         agent_id = _asking(tape, nearest, None if recorded is not None else agent)
         known = place.fork.history
-        of_agent = [one for one in known.values() if one.call.agent_id == agent_id]
+        of_agent = [one for one in known.values() if one.agent_id == agent_id]
         # Of equal histories that of this run, else the first; of one that begins anew the agent's last call.
-        own = [one for one in history.ends if one.call.id in known]
-        after = next(iter([*own[-1:], *history.ends, *of_agent[-1:]]), None)
-        near = after or nearest
+        ends = [_answered(one) for one in history.ends]
+        own = [one for one in ends if one.call_id in known]
+        after = next(iter([*own[-1:], *ends, *of_agent[-1:]]), None)
+        near = after or (None if nearest is None else _answered(nearest))
         if mode.name == "policy" and recorded is None:
             # What is sampled later may rest on it by way of a summary, or of a finding of another agent.
             place.stale = place.stale or history.stale
         return Live(
             fork=place.fork,
             origin=self._episode if near is None else near.episode_id,
-            after=None if after is None else after.call.id,
+            after=None if after is None else after.call_id,
             agent_id=agent_id,
             recorded=recorded,
             is_compared=mode.name == "policy" and recorded is not None,
             # Of a request that was recorded all that it reads was recorded in this order.
             stale=place.stale if recorded is None else None,
         )
+
+
+def _answered(recorded: Recorded) -> Answered:
+    return Answered(recorded.call.id, recorded.call.agent_id, recorded.episode_id)
 
 
 def _asking(tape: Tape, nearest: Recorded | None, named: str | None) -> str | None:
@@ -240,13 +308,17 @@ def is_same_answer(
     recorded: Sequence[CompletionFields], other: Sequence[CompletionFields], asked: Asked
 ) -> bool:
     """Whether a model answered what was recorded: as many messages, each the same as the graph compares
-    them, that ended alike."""
+    them, but for the ids of tool calls, that ended alike as far as it was recorded how they ended."""
+    ids = ids_between(recorded, other, asked.dialect)
 
-    def told(one: CompletionFields) -> tuple[str | None, bool | None, list[bytes]]:
+    def told(one: CompletionFields, ids: Mapping[str, str]) -> tuple[bool | None, list[bytes]]:
         parts = answer_messages(one.message, asked.dialect)
-        return one.finish_reason, one.partial, [match_hash(part.raw, role=part.role) for part in parts]
+        return one.partial, [match_hash(with_ids(part.raw, ids), role=part.role) for part in parts]
 
-    return [*map(told, recorded)] == [*map(told, other)]
+    return len(recorded) == len(other) and all(
+        mine.finish_reason in (None, theirs.finish_reason) and told(mine, {}) == told(theirs, ids)
+        for mine, theirs in zip(recorded, other, strict=True)
+    )
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,19 @@ class Played:
 
 
 @dataclass(frozen=True)
+class Missing:
+    """A request that has no recorded answer, or none left, when it was asked."""
+
+    asked: Asked
+    calls: tuple[Recorded, ...]
+    """What was recorded then."""
+    after: int
+    """Calls that its run had been answered before."""
+    error: NotRecorded | None
+    """What is told of it; None: where it differs from the nearest call, which takes long to find."""
+
+
+@dataclass(frozen=True)
 class _Given:
     """`Played` of a call, which is looked up again: it may be gone since."""
 
@@ -105,13 +118,12 @@ class Tape:
     def __init__(self, calls: Iterable[Recorded]) -> None:
         self._runs: OrderedDict[str, _Run] = OrderedDict()
         self._lock = threading.Lock()
-        self._take(calls)
+        known = tuple(calls)
+        self._take(known, _by_key(known))
 
-    def _take(self, calls: Iterable[Recorded]) -> None:
-        self.calls = tuple(calls)
-        self._by_key: dict[bytes, list[Recorded]] = defaultdict(list)
-        for one in self.calls:
-            self._by_key[one.asked.key].append(one)
+    def _take(self, calls: tuple[Recorded, ...], by_key: dict[bytes, list[Recorded]]) -> None:
+        self.calls = calls
+        self._by_key = by_key
         self._positions = {one.call.id: place for place, one in enumerate(self.calls)}
         self.num_bytes = sum(len(one.asked.body) for one in self.calls)
         """Of what was asked."""
@@ -149,6 +161,21 @@ class Tape:
         Raises:
             NotRecorded: with the nearest recorded request and the first difference.
         """
+        found = self.find(asked, run=run, agent=agent, is_retry=is_retry, request_id=request_id)
+        if isinstance(found, Missing):
+            raise self.told(found, run=run)
+        return found
+
+    def find(
+        self,
+        asked: Asked,
+        *,
+        run: str = "",
+        agent: str | None = None,
+        is_retry: bool = False,
+        request_id: str | None = None,
+    ) -> Played | Missing:
+        """The same, soon: what has no answer is looked into by `told`, which no other run waits for."""
         with self._lock:
             place = self._run(run)
             calls = self._of_agent(asked.key, agent)
@@ -157,9 +184,7 @@ class Tape:
                 return again
             index = self._first_unused(place, asked.key, agent, calls)
             if index == len(calls):
-                error = self._missing(asked, agent, calls)
-                self._miss(place, error)
-                raise error
+                return Missing(asked, self.calls, len(place.used), self._given_or_of_others(asked, agent))
             found = calls[index]
             place.used.add(found.call.id)
             played = Played(
@@ -170,6 +195,13 @@ class Tape:
             given = _Given(found.call.id, played.occurrence, played.by_arrival)
             place.last[asked.key, agent, None] = place.last[asked.key, agent, request_id] = given
             return played
+
+    def told(self, missing: Missing, *, run: str = "") -> NotRecorded:
+        """What a run is told of a request that has no answer; it is counted as missed."""
+        error = missing.error or _diverged(missing.asked, missing.calls)
+        with self._lock:
+            self._miss(self._run(run), error, after=missing.after)
+        return error
 
     def position(self, recorded: Recorded) -> int:
         """How many calls were recorded before one; of one that is gone by now, all of them."""
@@ -194,8 +226,9 @@ class Tape:
     def refresh(self, calls: Iterable[Recorded]) -> None:
         """Know what is recorded now, and nothing that is gone; runs go on where they stand."""
         known = tuple(calls)
+        by_key = _by_key(known)  # which takes long: nobody waits for it
         with self._lock:
-            self._take(known)
+            self._take(known, by_key)
             for run in self._runs.values():
                 run.first_unused.clear()
 
@@ -208,13 +241,14 @@ class Tape:
     def miss(self, run: str, error: TracestoreError) -> None:
         """Count what a run asked and was not given."""
         with self._lock:
-            self._miss(self._run(run), error)
+            place = self._run(run)
+            self._miss(place, error, after=len(place.used))
 
     @staticmethod
-    def _miss(run: _Run, error: TracestoreError) -> None:
+    def _miss(run: _Run, error: TracestoreError, *, after: int) -> None:
         if len(run.missed) < MAX_MISSED:
             told = {name: value for name, value in error.values.items() if value is not None}
-            run.missed.append({"after": len(run.used), **told, "hint": error.hint})
+            run.missed.append({"after": after, **told, "hint": error.hint})
 
     def unasked(self, run: str = "") -> list[Recorded]:
         """The calls that a run has not asked for."""
@@ -245,52 +279,68 @@ class Tape:
         index = run.first_unused.get((key, agent), 0)
         while index < len(calls) and calls[index].call.id in run.used:
             index += 1
-        run.first_unused[key, agent] = index
+        if calls:  # what was never recorded is not remembered
+            run.first_unused[key, agent] = index
         return index
 
-    def _missing(self, asked: Asked, agent: str | None, calls: Sequence[Recorded]) -> NotRecorded:
-        if calls:
+    def _given_or_of_others(self, asked: Asked, agent: str | None) -> NotRecorded | None:
+        """Why a request that was recorded has no answer; None: it was not recorded."""
+        recorded = self._by_key.get(asked.key, [])
+        if calls := self._of_agent(asked.key, agent):
             return NotRecorded(
                 recorded_times=len(calls),
                 agent=agent,
                 hint="all its recorded answers were given: does the harness ask once more than it did, or"
                 " does a second run need a name of its own (X-Tracestore-Run)?",
             )
-        others = self._by_key.get(asked.key, [])
-        if others:
+        if recorded:
             return NotRecorded(
                 agent=agent,
-                recorded_agents=sorted({one.call.agent_id for one in others}),
+                recorded_agents=sorted({one.call.agent_id for one in recorded}),
                 hint="other agents asked this, this one did not: is it named as when it was recorded?",
             )
-        near = self.nearest(asked)
-        if near is None:
-            return NotRecorded(dialect=asked.dialect, hint="no call of this dialect was recorded")
-        recorded, difference = near
-        return NotRecorded(
-            nearest_call=recorded.call.id,
-            nearest_agent=recorded.call.agent_id,
-            difference=None if difference is None else difference.told(),
-            hint="the harness has diverged here: it asks what it did not ask when it was recorded",
-        )
+        return None
 
-    def nearest(self, asked: Asked) -> tuple[Recorded, Difference | None] | None:
-        """The recorded request whose context is equal for longest, and where they differ first.
 
-        Of several the one with about as many messages, then the first recorded.
-        """
-        same_dialect = [one for one in self.calls if one.asked.dialect == asked.dialect]
-        if not same_dialect:
-            return None
+def _by_key(calls: Iterable[Recorded]) -> dict[bytes, list[Recorded]]:
+    found: dict[bytes, list[Recorded]] = defaultdict(list)
+    for one in calls:
+        found[one.asked.key].append(one)
+    return found
 
-        def nearness(one: Recorded) -> tuple[int, int, int]:
-            mine, theirs = one.asked.messages, asked.messages
-            same = shared(mine, theirs)
-            rest = [side[same] if same < len(side) else b"" for side in (mine, theirs)]
-            return same, shared(*rest), -abs(len(mine) - len(theirs))
 
-        nearest = max(same_dialect, key=nearness)
-        return nearest, difference(nearest.asked, asked)
+def _diverged(asked: Asked, calls: Sequence[Recorded]) -> NotRecorded:
+    """What is told of a request that was never recorded."""
+    near = nearest(asked, calls)
+    if near is None:
+        return NotRecorded(dialect=asked.dialect, hint="no call of this dialect was recorded")
+    recorded, difference = near
+    return NotRecorded(
+        nearest_call=recorded.call.id,
+        nearest_agent=recorded.call.agent_id,
+        difference=None if difference is None else difference.told(),
+        hint="the harness has diverged here: it asks what it did not ask when it was recorded",
+    )
+
+
+def nearest(asked: Asked, calls: Sequence[Recorded]) -> tuple[Recorded, Difference | None] | None:
+    """The recorded request whose context is equal for longest, and where they differ first; None: no call is
+    of this dialect.
+
+    Of several the one with about as many messages, then the first recorded.
+    """
+    same_dialect = [one for one in calls if one.asked.dialect == asked.dialect]
+    if not same_dialect:
+        return None
+
+    def nearness(one: Recorded) -> tuple[int, int, int]:
+        mine, theirs = one.asked.messages, asked.messages
+        same = shared(mine, theirs)
+        rest = [side[same] if same < len(side) else b"" for side in (mine, theirs)]
+        return same, shared(*rest), -abs(len(mine) - len(theirs))
+
+    found = max(same_dialect, key=nearness)
+    return found, difference(found.asked, asked)
 
 
 def difference(recorded: Asked, asked: Asked) -> Difference | None:

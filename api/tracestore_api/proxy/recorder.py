@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
@@ -59,6 +59,15 @@ class _Lost:
 
 
 @dataclass(frozen=True)
+class _Following:
+    """Events that are stored behind what was offered before them."""
+
+    project: str
+    items: Sequence[Item]
+    stored: Callable[[], None]
+
+
+@dataclass(frozen=True)
 class _Start:
     """A start event that waits for somebody to post it."""
 
@@ -91,7 +100,7 @@ class Recorder:
         self._max_bytes = max_bytes
         self._patience_s = patience_s
         self._grace_s = grace_s
-        self._waiting: deque[Capture] = deque()
+        self._waiting: deque[Capture | _Following] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
         self._is_closing = False
@@ -123,6 +132,16 @@ class Recorder:
         if not has_room:
             self._lose(capture, "recording_queue_full", f"over {self._max_bytes:,} bytes wait to be recorded")
 
+    def follow(self, project: str, items: Sequence[Item], stored: Callable[[], None]) -> None:
+        """Store events behind the captures that were offered before. Never waits.
+
+        Args:
+            stored: called when they are, by another thread; not where the store failed for too long.
+        """
+        with self._changed:
+            self._waiting.append(_Following(project, items, stored))
+            self._changed.notify_all()
+
     def close(self, *, patience_s: float = 10.0) -> None:
         """Record what waits, for so many seconds at most where the store fails, and stop."""
         with self._changed:
@@ -140,7 +159,8 @@ class Recorder:
     def status(self, project: str) -> dict[str, int]:
         """Calls of a project recorded and lost, gaps stored for the lost ones, and what waits now."""
         with self._changed:
-            sizes = [one.size for one in self._waiting if one.project == project]
+            waiting = [one for one in self._waiting if isinstance(one, Capture)]
+            sizes = [one.size for one in waiting if one.project == project]
             lost = sum(one.project == project for one in self._lost)
             return {
                 **{name: counts[project] for name, counts in self._counts.items()},
@@ -168,8 +188,8 @@ class Recorder:
         if self._lost or self._untold:
             _log.error("%d calls that passed are neither recorded nor stated as gaps", self._num_untold())
 
-    def _next(self) -> list[Capture]:
-        """Captures that wait; none where something else is due."""
+    def _next(self) -> list[Capture | _Following]:
+        """What waits; nothing where something else is due."""
         with self._changed:
             self._changed.wait_for(
                 lambda: bool(self._waiting) or self._has_lost or self._is_closing, timeout=self._sleep_s()
@@ -188,19 +208,24 @@ class Recorder:
         waits = [max(0.0, min(due) - now)] if due else []
         return min([*waits, _BACKOFF_S[-1]]) if self._lost or self._untold or due else None
 
-    def _record(self, batch: Sequence[Capture]) -> None:
-        items: dict[str, list[Item]] = {}
-        made_of: dict[str, list[tuple[Capture, list[Item]]]] = {}
-        for capture in batch:
-            events = self._made(capture)
-            if events:
+    def _record(self, batch: Sequence[Capture | _Following]) -> None:
+        items: dict[str, list[Item]] = defaultdict(list)
+        made_of: dict[str, list[tuple[Capture, list[Item]]]] = defaultdict(list)
+        following: dict[str, list[_Following]] = defaultdict(list)
+        for one in batch:
+            if isinstance(one, _Following):
+                items[one.project] += one.items
+                following[one.project].append(one)
+            elif events := self._made(one):
                 # What of it somebody has posted otherwise stands as it was posted.
-                items.setdefault(capture.project, []).extend([*capture.starts, *events])
-                made_of.setdefault(capture.project, []).append((capture, events))
+                items[one.project] += [*one.starts, *events]
+                made_of[one.project].append((one, events))
         for project, listed in items.items():
-            self._store_items(project, listed, made_of[project])
+            if self._store_items(project, listed, made_of[project]):
+                for one in following[project]:
+                    one.stored()
         with self._changed:
-            self._bytes -= sum(capture.size for capture in batch)
+            self._bytes -= sum(one.size for one in batch if isinstance(one, Capture))
 
     def _made(self, capture: Capture) -> list[Item]:
         try:
@@ -219,8 +244,8 @@ class Recorder:
 
     def _store_items(
         self, project: str, items: list[Item], made_of: Sequence[tuple[Capture, list[Item]]]
-    ) -> None:
-        """Store the events of some captures, or lose them."""
+    ) -> bool:
+        """Store the events of some captures, or lose them; whether the store took some."""
         try:
             problems = self._stored(project, items)
         except Exception as error:  # noqa: BLE001 - a store fails in as many ways as there are databases
@@ -229,7 +254,7 @@ class Recorder:
             detail = f"the store failed: {what}"
             for capture, events in made_of:
                 self._lose(capture, "recording_failed", detail, events)
-            return
+            return False
         for capture, events in made_of:
             told = [problems[id(item)] for item in events if id(item) in problems]
             if told:
@@ -237,6 +262,7 @@ class Recorder:
             else:
                 with self._changed:
                     self._counts["recorded"][project] += 1
+        return True
 
     def _stored(self, project: str, items: Sequence[Item]) -> dict[int, str]:
         """Store events, trying again while the store fails; what it refused, by the identity of the item."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anthropic
 import httpx
 import openai
 import pytest
+from starlette.testclient import TestClient
 
 from tests.api.proxy import dialects as d
 from tests.api.proxy.scripted import Running, Said, Upstream, running_proxy, sse
+from tracestore.replay.tape import Tape
 from tracestore.store.store import Store
 from tracestore_api import replay
+from tracestore_api.app import create_app
 
 CHAT: dict[str, Any] = {"model": "m-1", "messages": [d.QUESTION], "temperature": 0.5}
 MESSAGES: dict[str, Any] = {"model": "claude", "max_tokens": 9, "messages": [d.QUESTION]}
@@ -116,6 +121,55 @@ def test_the_clients_read_again_what_they_read_when_it_was_recorded(
     assert len(upstream.seen) == seen
     status = httpx.get(proxy.url.replace("/proxy", "/replay"), params={"episode": "e"}).json()
     assert (status["calls"], status["answered"], status["unasked"], status["missed"]) == (seen, seen, [], [])
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "?episode=e"),
+        ("DELETE", "?episode=e"),
+        ("POST", "/episode=e/v1/chat/completions"),
+        ("POST", "/episode=e/tools/call"),
+        ("POST", "/episode=e/mcp"),
+    ],
+)
+def test_one_of_several_processes_replays_nothing(method: str, path: str, store: Store) -> None:
+    app = create_app(store, replayed=("e",), is_alone=False)
+    with TestClient(app, base_url="http://localhost") as client:
+        answer = client.request(method, f"/replay{path}", json=CHAT if method == "POST" else None)
+    assert answer.status_code == 400
+    assert "--workers 1" in answer.json()["hint"]
+
+
+def test_while_a_miss_is_looked_into_the_server_answers(
+    proxy: Running, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of a request whose bytes are known: its answer was given."""
+    upstream.says(Said(d.chat("Ich")))
+    url = f"{replaying(proxy)}/v1/chat/completions"
+    httpx.post(f"{recording(proxy)}/v1/chat/completions", json=CHAT).raise_for_status()
+    proxy.settle()
+    httpx.post(url, json=CHAT).raise_for_status()
+    is_looking, may_end, told = threading.Event(), threading.Event(), Tape.told
+
+    def held_up(*args: Any, **names: Any) -> Any:
+        is_looking.set()
+        assert may_end.wait(10)
+        return told(*args, **names)
+
+    monkeypatch.setattr(Tape, "told", held_up)
+    with ThreadPoolExecutor() as threads:
+        for body in (CHAT, CHAT | {"temperature": 1}):
+            missed = threads.submit(httpx.post, url, json=body, timeout=20)
+            try:
+                assert is_looking.wait(10)
+                health = httpx.get(proxy.url.replace("/proxy", "/v1/health"), timeout=5)
+                assert health.status_code == 200
+            finally:
+                may_end.set()
+            assert missed.result(timeout=10).status_code == 409
+            is_looking.clear()
+            may_end.clear()
 
 
 def test_a_miss_costs_one_request_and_says_where_it_differs(proxy: Running, upstream: Upstream) -> None:

@@ -21,11 +21,13 @@ from tests.exporters.stores import rows_of
 from tests.factories import agent, episode, posted
 from tracestore.graph.model import Graph
 from tracestore.store import tables as t
-from tracestore.store.store import Store
+from tracestore.store.store import NotFound, Store
 from tracestore.store.verify import verify
+from tracestore.wire.episode import Episode
 from tracestore.wire.events import AnyEvent
 from tracestore_api import replay
 from tracestore_api.app import create_app
+from tracestore_api.proxy import recorder
 from tracestore_exporters.export import export
 from tracestore_exporters.spec import Spec
 from tracestore_exporters.verify import verify_export
@@ -295,6 +297,28 @@ def test_a_mode_that_there_is_not_is_refused(names: str, code: int, hint: str, p
     assert hint in answer.text
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({"X-Tracestore-Live-After": "five"}, "whole number"),
+        ({"Authorization": "Bearer sk-1:ts-live-after=-1"}, "whole number"),
+        ({"X-Tracestore-Mode": ""}, "says nothing"),
+    ],
+)
+def test_a_mode_that_cannot_be_read_is_refused_and_not_taken_for_strict(
+    headers: dict[str, str], reason: str, is_known: bool, proxy: Running, upstream: Upstream
+) -> None:
+    recorded(proxy, upstream)
+    url = proxy.url.replace("/proxy", "/replay/episode=e/v1/chat/completions")
+    asked = {**MODEL, "messages": turns("a")}
+    if is_known:
+        httpx.post(url, json=asked).raise_for_status()
+    answer = httpx.post(url, json=asked, headers=headers)
+    assert answer.status_code == 400
+    assert reason in answer.text
+
+
 def test_a_recording_is_not_read_again_for_what_comes_into_its_forks(
     proxy: Running, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,6 +458,53 @@ def ordered(graph: Graph) -> list[str]:
     return [call.id for call in sorted(graph.calls.values(), key=lambda call: call.ordinal or 0)]
 
 
+def ended_after(store: Store, fork: str) -> list[int]:
+    """How many calls a fork had as soon as it had ended, and every time something was stored from then on."""
+    found = []
+    for position in range(1, store.snapshot("default") + 1):
+        try:
+            events = store.load("default", fork, snapshot=position)
+        except NotFound:
+            continue
+        if any(isinstance(event, Episode) and event.ended_at is not None for event in events):
+            found.append(sum(event.kind == "call" for event in events))
+    return found
+
+
+def test_a_fork_ends_behind_its_last_call(
+    proxy: Running, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(proxy, upstream)
+    monkeypatch.setattr(recorder, "LINGER_S", 0.3)  # the call waits when its run begins again
+    upstream.says(Said(d.chat("neu")))
+    with client(proxy, "mode=record-missing") as one:
+        assert said(one, "x") == "neu"
+    id_ = status(proxy)["fork"]["episode_id"]
+    assert httpx.delete(proxy.url.replace("/proxy", "/replay?episode=e")).status_code == 204
+    # It waited until the store had the end.
+    calls = ended_after(proxy.store, id_)
+    assert calls
+    assert set(calls) == {1}
+
+
+def test_a_fork_ends_behind_a_call_that_is_answered_after_its_run_began_again(
+    proxy: Running, upstream: Upstream
+) -> None:
+    recorded(proxy, upstream)
+    upstream.says(sse(d.CHAT_STREAM[:100], d.CHAT_STREAM[100:], pause_s=0.3))
+    asked: dict[str, Any] = {**MODEL, "messages": turns("x"), "stream": True}
+    with client(proxy, "mode=record-missing") as one:
+        answer = one.chat.completions.with_raw_response.create(**asked)
+        id_ = answer.headers["x-tracestore-fork"]
+        assert httpx.delete(proxy.url.replace("/proxy", "/replay?episode=e")).status_code == 204
+        assert not ended_after(proxy.store, id_)
+        assert len(list(answer.parse())) > 0
+    proxy.settle()
+    calls = ended_after(proxy.store, id_)
+    assert calls
+    assert set(calls) == {1}
+
+
 def test_a_policy_that_answers_what_was_recorded_makes_no_fork(proxy: Running, upstream: Upstream) -> None:
     recorded(proxy, upstream)
     upstream.says(Said(d.chat("eins", id="c2")), Said(d.chat("zwei", created=7)))
@@ -480,13 +551,83 @@ def test_after_another_answer_what_was_recorded_is_stale_and_trains_nothing(
     assert reasons(row) == {other: ["trained"] * 2, last: ["stale_observation"]}
 
 
-def test_a_policy_that_is_refused_is_a_failed_call_of_the_fork(proxy: Running, upstream: Upstream) -> None:
+def calling(id_: str) -> list[dict[str, Any]]:
+    """The message that a model calls a tool with, and the tool's result."""
+    call = {"id": id_, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": id_, "content": "7"},
+    ]
+
+
+def test_a_policy_whose_server_draws_new_ids_answers_what_was_recorded(
+    proxy: Running, upstream: Upstream
+) -> None:
+    def calls(id_: str) -> Said:
+        choice = {"index": 0, "message": calling(id_)[0], "finish_reason": "tool_calls"}
+        return Said(d.chat(choices=[choice]))
+
+    def run(one: openai.OpenAI, *ids: str, more: str = "") -> None:
+        """As many calls of the tool, then an end, then what else is said."""
+        messages: list[Any] = turns("a")
+        for id_ in ids:
+            one.chat.completions.create(**MODEL, messages=messages)
+            messages += calling(id_)
+        one.chat.completions.create(**MODEL, messages=messages)
+        if more:
+            messages += [{"role": "assistant", "content": "ende"}, {"role": "user", "content": more}]
+            one.chat.completions.create(**MODEL, messages=messages)
+
+    upstream.says(calls("r1"), calls("r2"), Said(d.chat("ende")))
+    with client(proxy, "proxy") as one:
+        run(one, "r1", "r2")
+    proxy.settle()
+    upstream.says(calls("x1"), calls("x2"), Said(d.chat("ende")), Said(d.chat("neu")))
+    with client(proxy, "mode=policy") as one:
+        run(one, "x1", "x2", more="b")
+    fork = fork_of(proxy)
+    assert status(proxy)["equal_answers"] == 3
+    assert fork.episode is not None
+    assert fork.episode.forked_from_call_id == call_ids(proxy)[2]
+    assert answers(fork) == ["neu"]
+    assert fork.gaps == {}
+    # The policy was asked under its own ids.
+    assert b'"tool_call_id":"x2"' in upstream.seen[-1].body.replace(b" ", b"")
+
+
+BUSY = Said(b'{"error": {"message": "busy"}}', status=500)
+
+
+def test_where_a_policy_fails_the_next_try_says_whether_it_diverges(
+    proxy: Running, upstream: Upstream
+) -> None:
     recorded(proxy, upstream)
-    upstream.says(Said(b'{"error": {"message": "busy"}}', status=400))
-    with client(proxy, "mode=policy") as one, pytest.raises(openai.BadRequestError):
-        said(one, "a")
-    [call] = fork_of(proxy).calls.values()
-    assert call.status == "failed"
+    first = call_ids(proxy)[0]
+    upstream.says(BUSY, Said(d.chat("eins")), BUSY, Said(d.chat("anders")))
+    with client(proxy, "mode=policy") as one:
+        assert said(one, "a") == "eins"
+        proxy.settle()
+        assert (status(proxy)["fork"], status(proxy)["equal_answers"]) == (None, 1)
+        assert said(one, "a", "eins", "b") == "anders"
+    fork = fork_of(proxy)
+    assert fork.episode is not None
+    assert fork.episode.forked_from_call_id == first
+    assert answers(fork) == ["anders"]
+
+
+def test_a_policy_that_is_refused_is_a_failed_call_of_a_fork_that_there_is(
+    proxy: Running, upstream: Upstream
+) -> None:
+    recorded(proxy, upstream)
+    refused = Said(b'{"error": {"message": "too long"}}', status=400)
+    upstream.says(refused, Said(d.chat("anders")), refused)
+    with client(proxy, "mode=policy") as one:
+        with pytest.raises(openai.BadRequestError):
+            said(one, "a")
+        assert said(one, "a") == "anders"
+        with pytest.raises(openai.BadRequestError):
+            said(one, "a", "eins", "b")
+    assert [call.status for call in fork_of(proxy).calls.values()] == ["ok", "failed"]
 
 
 def test_a_stream_of_the_policy_is_compared_as_it_was_recorded(proxy: Running, upstream: Upstream) -> None:
