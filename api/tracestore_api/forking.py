@@ -23,7 +23,7 @@ from tracestore.replay.forks import Origin, agent_in, agents, end, origin_of, st
 from tracestore.replay.keys import Asked
 from tracestore.replay.live import Fork, Forks, Live, is_same_answer
 from tracestore.replay.modes import Mode
-from tracestore.replay.tape import MAX_RUNS
+from tracestore.replay.tape import MAX_RUNS, Tape
 from tracestore.store.store import Store
 from tracestore.wire.completion import CompletionFields
 from tracestore_api.body import Ticket
@@ -65,9 +65,12 @@ class Forking:
         self._lock = threading.Lock()
 
     def passing(
-        self, project: str, forks: Forks, live: Live, *, asked: Asked, mode: Mode, run: str
+        self, project: str, forks: Forks, tape: Tape, live: Live, *, asked: Asked, mode: Mode, run: str
     ) -> Passing:
         """A request on its way to the upstream. Reads the store.
+
+        Args:
+            tape: that `forks` are of.
 
         Raises:
             NotFound: its origin is gone.
@@ -76,12 +79,14 @@ class Forking:
         for fork in forks.forgotten():
             self.end(fork)
         try:
-            return self._passing(project, forks, live, asked, mode, run)
+            return self._passing(project, forks, tape, live, asked, mode, run)
         except BaseException:
             self._done(forks, live)
             raise
 
-    def _passing(self, project: str, forks: Forks, live: Live, asked: Asked, mode: Mode, run: str) -> Passing:
+    def _passing(
+        self, project: str, forks: Forks, tape: Tape, live: Live, asked: Asked, mode: Mode, run: str
+    ) -> Passing:
         key = (project, live.fork.episode_id, live.origin)
         with self._lock:
             origin = self._origins.get(key)
@@ -95,7 +100,8 @@ class Forking:
         if not live.is_compared:
             begin()
         done = partial(self._done, forks, live)
-        return Passing(self._proxy, project, forks, live, begin, done, origin, asked)
+        failed = partial(forks.failed, tape, live, run=run)
+        return Passing(self._proxy, project, forks, live, begin, failed, done, origin, asked)
 
     def _begin(self, project: str, forks: Forks, live: Live, origin: Origin, meta: dict[str, Any]) -> Item:
         """Make a call part of its fork. Gives the event that begins the fork."""
@@ -156,6 +162,8 @@ class Passing:
     live: Live
     begin: Callable[[], Item]
     """Makes it part of the fork, and gives the event that begins that."""
+    failed: Callable[[], None]
+    """There is no answer to compare."""
     done: Callable[[], None]
     """Nothing more comes of it."""
     origin: Origin
@@ -218,6 +226,8 @@ class Passing:
         live = self.live
         if live.is_compared and not capture.is_cut:
             told = _told(capture)
+            if told is None:
+                self.failed()
             if told is None and live.fork.origin is None:
                 return False  # no fork begins with a failure: what the policy says is told by the next try
             if told is not None and self._is_recorded(told):

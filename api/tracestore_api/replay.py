@@ -252,7 +252,7 @@ class Replay:
             del who["is_retry"]
             found = forks.instead(tape, asked, mode, found, **who)
         assert self.forking is not None, "no mode that needs a model is let through without one"
-        return self.forking.passing(project, forks, found, asked=asked, mode=mode, run=_run(names))
+        return self.forking.passing(project, forks, tape, found, asked=asked, mode=mode, run=_run(names))
 
     def _sent(self, tape: Tape, played: Played, asked: Asked, *, run: str) -> Response:
         """A recorded answer, or why it cannot be sent again."""

@@ -96,7 +96,7 @@ class _Run:
 
     def remember(self, key: tuple[bytes, str | None, str | None], live: Live) -> None:
         """Know a request when it comes again, with or without the client's id of it."""
-        for one in {key, (*key[:2], None)}:
+        for one in {key, (key[0], key[1], None)}:
             self.live.pop(one, None)
             self.live[one] = live
         while len(self.live) > _MAX_LIVE:
@@ -198,6 +198,15 @@ class Forks:
             live.fork.num_equal += 1
             live.fork.ids |= {id_: known for id_, known in ids.items() if id_ != known}
             live.fork.history[live.recorded.call.id] = _answered(live.recorded)
+
+    def failed(self, tape: Tape, live: Live, *, run: str = "") -> None:
+        """A model did not answer what is compared: the same request, sent again, is compared too."""
+        assert live.recorded is not None, "it is compared with something"
+        tape.take_back(live.recorded, run=run)
+        with self._lock:
+            place = self._runs.get(run)
+            if place is not None:
+                place.live = {key: one for key, one in place.live.items() if one is not live}
 
     def done(self, live: Live) -> Fork | None:
         """A model answered, or did not. The fork, if that was the last of it."""

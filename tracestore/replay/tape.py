@@ -181,6 +181,7 @@ class Tape:
             calls = self._of_agent(asked.key, agent)
             is_again = is_retry or request_id is not None
             if is_again and (again := self._again(place, calls, asked.key, agent, request_id)) is not None:
+                place.used.add(again.recorded.call.id)
                 return again
             index = self._first_unused(place, asked.key, agent, calls)
             if index == len(calls):
@@ -222,6 +223,13 @@ class Tape:
         """Let a run begin again."""
         with self._lock:
             self._runs.pop(run, None)
+
+    def take_back(self, recorded: Recorded, *, run: str = "") -> None:
+        """Let a run ask again for an answer that did not reach it."""
+        with self._lock:
+            place = self._run(run)
+            place.used.discard(recorded.call.id)
+            place.first_unused.clear()
 
     def refresh(self, calls: Iterable[Recorded]) -> None:
         """Know what is recorded now, and nothing that is gone; runs go on where they stand."""

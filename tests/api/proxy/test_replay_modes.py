@@ -598,6 +598,28 @@ def test_a_policy_whose_server_draws_new_ids_answers_what_was_recorded(
 BUSY = Said(b'{"error": {"message": "busy"}}', status=500)
 
 
+@pytest.mark.parametrize("counts", [False, True])
+def test_where_a_policy_fails_any_next_try_is_compared(
+    counts: bool, proxy: Running, upstream: Upstream
+) -> None:
+    """Also one of a client that does not say that it asks again."""
+    recorded(proxy, upstream)
+    upstream.says(BUSY, Said(d.chat("eins")), Said(d.chat("noch")))
+    url = proxy.url.replace("/proxy", "/replay/episode=e/mode=policy/v1/chat/completions")
+    asked = {**MODEL, "messages": turns("a")}
+    told = [
+        httpx.post(url, json=asked, headers={"x-stainless-retry-count": str(number if counts else 0)})
+        for number in range(2)
+    ]
+    assert [one.status_code for one in told] == [500, 200]
+    proxy.settle()
+    assert (status(proxy)["fork"], status(proxy)["equal_answers"]) == (None, 1)
+    assert status(proxy)["num_unasked"] == 2
+    # It was recorded once: asked once more it is something else.
+    assert httpx.post(url, json=asked).status_code == 200
+    assert answers(fork_of(proxy)) == ["noch"]
+
+
 def test_where_a_policy_fails_the_next_try_says_whether_it_diverges(
     proxy: Running, upstream: Upstream
 ) -> None:
