@@ -10,7 +10,7 @@ from typing import Any
 from tracestore.graph.messages import preview
 from tracestore.replay.differences import ABSENT, Difference, first_difference, shared
 from tracestore.replay.paths import Path, parting
-from tracestore.replay.tape import Recorded, Tape, difference
+from tracestore.replay.tape import Recorded, difference, nearest
 from tracestore.wire.arrays import TokenIds
 from tracestore.wire.completion import CompletionFields
 
@@ -93,9 +93,8 @@ def from_parting(
             continue
         start = next((place + 1 for place, one in enumerate(calls) if one.call.id == after), None)
         if start is None:
-            tape = Tape(calls)
-            near = tape.nearest(theirs[agent][0].asked)
-            start = 0 if near is None else tape.position(near[0])
+            near = nearest(theirs[agent][0].asked, calls)
+            start = 0 if near is None else calls.index(near[0])
         found += calls[start:]
     return found
 
