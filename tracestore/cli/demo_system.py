@@ -19,10 +19,12 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -222,6 +224,7 @@ class _System:
 
     def play(self, folder: Path, url: str) -> None:
         """The harness in a process of its own, as anybody's."""
+        Thread(target=_load_trainer, daemon=True).start()
         self.root = folder.parents[1]
         words = [f"sample_traces.{self.name}.harness", "--tracestore", url]
         words += ["--scripted"] * self.args.scripted
@@ -394,6 +397,13 @@ class _System:
     def _print(self, text: str) -> None:
         if not self.args.json:
             print_line(text)
+
+
+def _load_trainer() -> None:
+    """Load what a step needs while the harness works: it takes seconds, of a core that is idle then."""
+    with suppress(ImportError):  # the step will say what is missing
+        import_module("tracestore.train.loop")
+        import_module("transformers.models.llama.modeling_llama")
 
 
 def worked_advantages(
